@@ -1,0 +1,55 @@
+"""What every draft strategy is: something that sees committed tokens and proposes the next few."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hybridspec.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted ``tokens`` and, when sampling, the distributions ``[K, vocab]`` they were drawn from."""
+
+    tokens: list[int] = field(default_factory=list)
+    probabilities: Tensor | None = None
+
+
+class Drafting(ABC):
+    """A draft strategy at work on one sequence. Use it as a context manager: it frees its state on every way out."""
+
+    @abstractmethod
+    def propose(self, k: int) -> Proposal:
+        """At most ``k`` tokens (``k`` at least 1) to follow the committed ones."""
+
+    @abstractmethod
+    def accept(self, accepted: int, token: int) -> None:
+        """Told after each verification: the first ``accepted`` proposed tokens stay and ``token`` follows them.
+
+        Also called with ``accepted`` 0 after a step in which nothing was asked for.
+        """
+
+    def close(self) -> None:
+        """Frees what the sequence holds."""
+
+    def __enter__(self) -> "Drafting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Draft(ABC):
+    """A draft strategy: an instance is set up once and starts a :class:`Drafting` for each sequence."""
+
+    #: Name in tables and profiles.
+    name: str
+
+    @abstractmethod
+    def start(
+        self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None
+    ) -> Drafting:
+        """Opens a sequence. ``sampling`` and ``generator`` are those of the target."""

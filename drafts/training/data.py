@@ -1,0 +1,123 @@
+"""Turns a text corpus into a tokenizer and one token file per domain, and draws training windows from them.
+
+A corpus is a folder of ``<domain>.txt.gz`` (or ``.txt``) files whose documents are separated by ``<|endoftext|>`` lines.
+"""
+
+import argparse
+import gzip
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridspec.drafts.training.tasks import task_documents
+from hybridspec.drafts.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+
+#: Share of training windows drawn from each domain.
+MIXTURE = {
+    "code": 0.19,
+    "docs": 0.12,
+    "prose": 0.15,
+    "json": 0.12,
+    "logs": 0.11,
+    "chat": 0.15,
+    "math": 0.08,
+    "tasks": 0.08,
+}
+
+
+def read_documents(path: Path) -> list[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        documents = [d.strip("\n") for d in file.read().split(f"\n{END_OF_TEXT}\n")]
+    return [d for d in documents if d.strip() and d.strip() != END_OF_TEXT]
+
+
+def is_permissive(document: str) -> bool:
+    """False for the MPL-licensed tqdm sources that a corpus built from site-packages may contain."""
+    return document.count("tqdm") < 3
+
+
+def read_corpus(folder: Path) -> dict[str, list[str]]:
+    """Documents by domain.
+
+    Raises:
+        FileNotFoundError: no ``*.txt`` or ``*.txt.gz`` file lies in ``folder``.
+    """
+    files = sorted([*folder.glob("*.txt"), *folder.glob("*.txt.gz")])
+    if not files:
+        raise FileNotFoundError(f"{folder}: no <domain>.txt or <domain>.txt.gz file. Give the corpus folder.")
+    return {f.name.split(".")[0]: [d for d in read_documents(f) if is_permissive(d)] for f in files}
+
+
+def balanced_sample(corpus: dict[str, list[str]], characters_each: int = 2_500_000) -> Iterator[str]:
+    for domain in sorted(corpus):
+        documents, taken = random.Random(0).sample(corpus[domain], len(corpus[domain])), 0
+        for document in documents:
+            if taken > characters_each:
+                break
+            yield document[:20_000]
+            taken += len(document[:20_000])
+
+
+def prepare(corpus_folder: Path, out: Path, vocab_size: int = 2048, characters_each: int = 16_000_000) -> None:
+    """Writes ``out/tokenizer/`` and ``out/<domain>.bin`` (uint16 token ids, each document opened by ``<|endoftext|>``)."""
+    corpus = read_corpus(corpus_folder)
+    corpus["tasks"] = task_documents(corpus["code"], corpus["docs"] + corpus["prose"])
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(balanced_sample(corpus), vocab_size)
+    tokenizer.save_pretrained(out / "tokenizer")
+    tokenizer = load_tokenizer(out / "tokenizer")
+    for domain, documents in sorted(corpus.items()):
+        documents = random.Random(1).sample(documents, len(documents))
+        ids: list[int] = []
+        characters = 0
+        for start in range(0, len(documents), 256):
+            batch = documents[start : start + 256]
+            for row in tokenizer(batch)["input_ids"]:
+                ids += row
+            characters += sum(map(len, batch))
+            if characters > characters_each:
+                break
+        np.array(ids, dtype=np.uint16).tofile(out / f"{domain}.bin")
+        print(f"{domain:6s} {len(ids):>9,} tokens  {characters / len(ids):.2f} characters per token", flush=True)
+
+
+class WindowSampler:
+    """Draws windows of tokens by domain share; the same (seed, step, rank) always gives the same batch."""
+
+    def __init__(self, folder: Path, mixture: dict[str, float] = MIXTURE, seed: int = 0) -> None:
+        missing = [d for d in mixture if not (folder / f"{d}.bin").is_file()]
+        if missing:
+            raise FileNotFoundError(f"{folder}: no token file for {', '.join(missing)}. Run the data step first.")
+        self.domains = list(mixture)
+        self.tokens = [np.memmap(folder / f"{d}.bin", np.uint16, "r") for d in self.domains]
+        shares = np.array([mixture[d] for d in self.domains])
+        self.shares = shares / shares.sum()
+        self.seed = seed
+
+    def batch(self, step: int, rank: int, rows: int, length: int) -> Tensor:
+        """int64 token ids ``[rows, length + 1]``: inputs are ``[:, :-1]``, targets ``[:, 1:]``."""
+        rng = np.random.default_rng([self.seed, step, rank])
+        windows = []
+        for domain in rng.choice(len(self.domains), rows, p=self.shares):
+            tokens = self.tokens[domain]
+            start = rng.integers(0, len(tokens) - length - 1)
+            windows.append(tokens[start : start + length + 1].astype(np.int64))
+        return torch.from_numpy(np.stack(windows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--vocab-size", type=int, default=2048)
+    arguments = parser.parse_args()
+    prepare(arguments.corpus, arguments.out, arguments.vocab_size)
+
+
+if __name__ == "__main__":
+    main()

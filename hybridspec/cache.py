@@ -1,0 +1,235 @@
+"""RollbackCache: a transformers cache that can take tokens back, from attention, convolution and recurrent layers alike.
+
+Tokens enter in blocks. A block stays pending until ``commit(keep)``; nothing committed is ever written by a block. Recurrent states and
+convolution windows are replaced, not mutated, so a snapshot costs nothing; keys and values share one buffer that is copied only if a
+restored session writes over positions that another snapshot still needs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
+
+from hybridspec.errors import SessionError, UnsupportedLayerError
+from hybridspec.recurrence import gated_delta
+
+GROWTH = 512
+
+
+@dataclass
+class KeyValueBuffer:
+    """Storage that snapshots share; positions below ``protected`` belong to one of them."""
+
+    keys: Tensor
+    values: Tensor
+    protected: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[-2]
+
+
+class AttentionLayer(DynamicLayer):
+    """Keys and values of one full-attention layer in a buffer that grows by steps; a rollback moves the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = 0
+        self.buffer: KeyValueBuffer | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        start, end = self.length, self.length + key_states.shape[-2]
+        if self.buffer is None or end > self.buffer.capacity or start < self.buffer.protected:
+            self._use(self._larger(key_states, value_states, end))
+        self.buffer.keys[..., start:end, :] = key_states
+        self.buffer.values[..., start:end, :] = value_states
+        self.length = end
+        return self.buffer.keys[..., :end, :], self.buffer.values[..., :end, :]
+
+    def _larger(self, keys: Tensor, values: Tensor, length: int) -> KeyValueBuffer:
+        """A new buffer with room for ``length`` tokens and some growth, holding the present ones."""
+        room = -(-(length + length // 2) // GROWTH) * GROWTH
+        fresh = KeyValueBuffer(*(x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (keys, values)))
+        if self.buffer is not None:
+            fresh.keys[..., : self.length, :] = self.buffer.keys[..., : self.length, :]
+            fresh.values[..., : self.length, :] = self.buffer.values[..., : self.length, :]
+        return fresh
+
+    def _use(self, buffer: KeyValueBuffer | None) -> None:
+        self.buffer = buffer
+        self.is_initialized = buffer is not None
+        self.keys, self.values = (None, None) if buffer is None else (buffer.keys, buffer.values)
+        if buffer is not None:
+            self.dtype, self.device = buffer.keys.dtype, buffer.keys.device
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def snapshot(self) -> tuple[KeyValueBuffer | None, int]:
+        if self.buffer is not None:
+            self.buffer.protected = max(self.buffer.protected, self.length)
+        return self.buffer, self.length
+
+    def restore(self, mark: tuple[KeyValueBuffer | None, int]) -> None:
+        buffer, self.length = mark
+        self._use(buffer)
+
+
+class RecurrentLayer(LinearAttentionLayer):
+    """Convolution window and recurrent state of one linear-attention layer, both as of the last advance.
+
+    ``record_past`` stays on: it makes transformers' mixers take their left context from ``update_conv_state`` for one token as for many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_past = True
+        self.tape: gated_delta.Tape | None = None
+        self.kernel = 0
+
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
+    ) -> Tensor:
+        """Appends ``[B, C, T]`` inputs and returns ``[B, C, kernel + T]``; a fresh sequence starts from zeros."""
+        if not self.has_previous_state[state_idx]:
+            self.kernel = conv_kernel_size or conv_states.shape[-1]
+            self.conv_states[state_idx] = conv_states.new_zeros(*conv_states.shape[:-1], self.kernel)
+            self.has_previous_state[state_idx] = self.is_conv_states_initialized[state_idx] = True
+        self.conv_states[state_idx] = torch.cat([self.conv_states[state_idx], conv_states], -1)
+        return self.conv_states[state_idx][..., -self.kernel - conv_states.shape[-1] :]
+
+    def update_recurrent_state(self, recurrent_states: "Tensor | gated_delta.Tape", state_idx: int = 0, **_: object) -> object:
+        if isinstance(recurrent_states, gated_delta.Tape):
+            self.tape = recurrent_states
+        else:
+            self.recurrent_states[state_idx] = recurrent_states
+            self.is_recurrent_states_initialized[state_idx] = True
+        return recurrent_states
+
+    def take_tape(self) -> gated_delta.Tape:
+        if self.tape is None:
+            raise SessionError("a linear-attention layer left no tape: its recurrence is not one that hybridspec wraps")
+        tape, self.tape = self.tape, None
+        return tape
+
+    def keep_window(self, keep: int, own: bool) -> None:
+        """Narrows the grown window to the one after ``keep`` pending tokens; ``own`` copies it out of a long block."""
+        window = self.conv_states.get(0)
+        if window is not None:
+            window = window[..., keep : keep + self.kernel]
+            self.conv_states[0] = window.clone() if own else window
+
+    def set_state(self, state: Tensor | None) -> None:
+        self.recurrent_states[0] = state
+        self.is_recurrent_states_initialized[0] = state is not None
+
+
+LAYERS = {"full_attention": AttentionLayer, "linear_attention": RecurrentLayer}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A position in a sequence that the same cache can return to, any number of times."""
+
+    length: int
+    states: Tensor | None
+    windows: tuple[Tensor | None, ...]
+    attention: tuple
+
+
+class RollbackCache(Cache):
+    """Cache of one sequence (or a batch of equal length) with exact rollback of pending tokens.
+
+    Raises:
+        UnsupportedLayerError: a layer type in the config has no rollback here; names its index and type.
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        layer_types = config.get_text_config(decoder=True).layer_types
+        for index, kind in enumerate(layer_types):
+            if kind not in LAYERS:
+                raise UnsupportedLayerError(
+                    f"layer {index} is {kind!r}: its tokens cannot be taken back by the tape. Use rollback='recompute'."
+                )
+        super().__init__(layers=[LAYERS[kind]() for kind in layer_types])
+        self.attention = [layer for layer in self.layers if isinstance(layer, AttentionLayer)]
+        self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+        self.length = 0
+        self.pending = 0
+        self._states: Tensor | None = None  # [layers, B, H, K, V] after the last commit
+        self._advanced: Tensor | None = None  # the same after all but the last pending block
+        self._blocks: list[gated_delta.Tape] = []
+
+    def begin_block(self) -> None:
+        """Call before each recorded forward pass: brings the states up to date with earlier pending blocks."""
+        if self._blocks:
+            self._advanced = gated_delta.rollback(self._advanced, self._blocks[-1], self._blocks[-1].key.shape[-2])
+            self._give(self._advanced)
+
+    def end_block(self, tokens: int) -> None:
+        """Call after each recorded forward pass of ``tokens`` tokens."""
+        if self.recurrent:
+            self._blocks.append(gated_delta.stack([layer.take_tape() for layer in self.recurrent]))
+        self.pending += tokens
+
+    def commit(self, keep: int) -> None:
+        """Keeps the first ``keep`` pending tokens and takes the others back."""
+        if not 0 <= keep <= self.pending:
+            raise SessionError(f"cannot keep {keep} of {self.pending} pending tokens")
+        if self._blocks:
+            last = self._blocks[-1].key.shape[-2]
+            if keep > self.pending - last:
+                self._states = gated_delta.rollback(self._advanced, self._blocks[-1], keep - self.pending + last)
+            elif keep:
+                self._states = gated_delta.rollback(self._states, gated_delta.join(self._blocks), keep)
+            self._give(self._states)
+        for layer in self.recurrent:
+            layer.keep_window(keep, own=self.pending > GROWTH)
+        self._settle(self.length + keep)
+
+    def commit_prefill(self, tokens: int) -> None:
+        """Keeps an unrecorded forward pass, after which the layers hold final states instead of tapes."""
+        for layer in self.recurrent:
+            layer.keep_window(tokens, own=True)
+        if self.recurrent:
+            self._states = torch.stack([layer.recurrent_states[0] for layer in self.recurrent])
+            self._give(self._states)
+        self._settle(self.length + tokens)
+
+    def _settle(self, length: int) -> None:
+        self.length, self.pending = length, 0
+        self._blocks.clear()
+        self._advanced = self._states
+        for layer in self.attention:
+            layer.length = length
+
+    def _give(self, states: Tensor | None) -> None:
+        for index, layer in enumerate(self.recurrent):
+            layer.set_state(None if states is None else states[index])
+
+    def abort(self) -> None:
+        """Drops everything pending, also after a forward pass that failed half way."""
+        for layer in self.recurrent:
+            layer.tape = None
+            layer.keep_window(0, own=True)
+        self._give(self._states)
+        self._settle(self.length)
+
+    def snapshot(self) -> Snapshot:
+        if self.pending:
+            raise SessionError("commit the pending block before taking a snapshot")
+        windows = tuple(layer.conv_states[0] for layer in self.recurrent)
+        return Snapshot(self.length, self._states, windows, tuple(layer.snapshot() for layer in self.attention))
+
+    def restore(self, mark: Snapshot) -> None:
+        self._states = mark.states
+        self._give(mark.states)
+        for layer, window in zip(self.recurrent, mark.windows, strict=True):
+            layer.conv_states[0] = window
+            layer.has_previous_state[0] = window is not None
+            layer.tape = None
+        for layer, attention in zip(self.attention, mark.attention, strict=True):
+            layer.restore(attention)
+        self._settle(mark.length)

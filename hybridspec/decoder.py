@@ -1,0 +1,169 @@
+"""The speculative loop: draft, verify, accept, commit."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from hybridspec import acceptance
+from hybridspec.errors import ContextLengthError, InputError
+from hybridspec.runner import TargetRunner
+from hybridspec.sampling import Sampling
+from hybridspec.session import Session
+
+if TYPE_CHECKING:
+    from hybridspec.drafts.base import Draft, Drafting
+
+Origin = Literal["draft", "target"]
+
+
+class Token(NamedTuple):
+    """One generated token and where it came from: an accepted ``draft``, or the ``target`` (bonus or correction)."""
+
+    id: int
+    origin: Origin
+
+
+@dataclass
+class Step:
+    """One round of the loop; times in seconds of wall clock."""
+
+    drafted: int
+    accepted: int
+    draft_seconds: float
+    verify_seconds: float
+    commit_seconds: float
+
+
+@dataclass
+class Statistics:
+    """What the loop did so far. Filled while tokens are taken from :func:`decode`."""
+
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def drafted(self) -> int:
+        return sum(s.drafted for s in self.steps)
+
+    @property
+    def accepted(self) -> int:
+        return sum(s.accepted for s in self.steps)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted tokens; None if nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens per step, 1 + accepted / steps, the bonus or correction included."""
+        return 1.0 + self.accepted / len(self.steps) if self.steps else None
+
+    def acceptance_by_position(self) -> list[float]:
+        """Share of steps in which position i was accepted, of the steps that drafted at least i tokens (unconditional)."""
+        longest = max((s.drafted for s in self.steps), default=0)
+        counts = [[s.accepted > i for s in self.steps if s.drafted > i] for i in range(longest)]
+        return [sum(hits) / len(hits) for hits in counts]
+
+
+def check_length(target: TargetRunner, prompt: Sequence[int], max_new_tokens: int, k: int) -> None:
+    """Raises before any work when prompt, output and one block cannot fit into the target's context."""
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    if k < 0:
+        raise InputError(f"the draft length K must be 0 (plain decoding) or more, not {k}")
+    if len(prompt) + k > target.max_length:
+        raise ContextLengthError(
+            f"K = {k} is beyond the context: the prompt has {len(prompt)} tokens and {target.name} takes {target.max_length}. "
+            "Choose a smaller K or a shorter prompt."
+        )
+    if len(prompt) + max_new_tokens > target.max_length:
+        raise ContextLengthError(
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the context of {target.max_length} of "
+            f"{target.name}. Ask for at most {target.max_length - len(prompt)} new tokens."
+        )
+
+
+def decode(
+    target: TargetRunner,
+    prompt: Sequence[int],
+    *,
+    draft: "Draft | None" = None,
+    k: int = 0,
+    max_new_tokens: int = 128,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    generator: torch.Generator | None = None,
+    stop_tokens: frozenset[int] | None = None,
+    statistics: Statistics | None = None,
+) -> Iterator[Token]:
+    """Generates from ``prompt``; ``k`` = 0 is plain decoding in the same runtime.
+
+    The tokens are the target's own: token for token under greedy, in distribution when sampling.
+
+    Raises:
+        InputError: empty prompt, or ``k`` without a draft.
+        ContextLengthError: prompt, output or block beyond the context.
+    """
+    check_length(target, prompt, max_new_tokens, k)
+    if k and draft is None:
+        raise InputError(f"K = {k} needs a draft: give one, or K = 0 for plain decoding")
+    with ExitStack() as stack:
+        session = stack.enter_context(target.start(prompt))
+        drafting = stack.enter_context(draft.start(prompt, sampling, generator)) if k else None
+        yield from continue_decoding(
+            session,
+            drafting,
+            prompt[-1],
+            k=k,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            generator=generator,
+            stop_tokens=target.stop_tokens if stop_tokens is None else stop_tokens,
+            statistics=Statistics() if statistics is None else statistics,
+        )
+
+
+def continue_decoding(
+    session: Session,
+    drafting: "Drafting | None",
+    last: int,
+    *,
+    k: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+    stop_tokens: frozenset[int],
+    statistics: Statistics,
+) -> Iterator[Token]:
+    """The loop itself, on open sessions that hold every token but ``last``."""
+    from hybridspec.drafts.base import Proposal
+
+    clock = time.perf_counter
+    remaining = max_new_tokens
+    while remaining:
+        begun = clock()
+        wanted = min(k, remaining - 1, session.room - 1)
+        proposal = drafting.propose(wanted) if wanted > 0 else Proposal()
+        drafted = clock()
+        logits = session.verify([last, *proposal.tokens])
+        if sampling.greedy:
+            verdict = acceptance.greedy(logits, proposal.tokens)
+        else:
+            p = sampling.probabilities(logits)
+            verdict = acceptance.rejection_sampling(p, proposal.probabilities, proposal.tokens, generator)
+        verified = clock()
+        session.commit(verdict.accepted + 1)
+        if drafting is not None:
+            drafting.accept(*verdict)
+        statistics.steps.append(
+            Step(len(proposal.tokens), verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
+        )
+        last = verdict.token
+        for token in [*(Token(t, "draft") for t in proposal.tokens[: verdict.accepted]), Token(last, "target")]:
+            yield token
+            remaining -= 1
+            if token.id in stop_tokens:
+                return

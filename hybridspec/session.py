@@ -1,0 +1,143 @@
+"""One sequence on a model: feed blocks, look at the logits, keep what you like, take the rest back."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hybridspec.adapters import recording
+from hybridspec.cache import RollbackCache
+from hybridspec.errors import ContextLengthError, InputError, SessionError
+from hybridspec.recompute import RecomputeCache
+
+if TYPE_CHECKING:
+    from hybridspec.runner import TargetRunner
+
+#: Longest block that goes through the recorded short form; longer prefill chunks take transformers' own chunked form.
+SHORT_BLOCK = 32
+
+
+class Session:
+    """Made by :meth:`TargetRunner.start`; a context manager that frees its state on every way out.
+
+    ``tokens`` are the committed ones. A target and a draft use the same class.
+    """
+
+    def __init__(self, runner: "TargetRunner") -> None:
+        self._runner = runner
+        self._cache: RollbackCache | RecomputeCache | None = runner.new_cache()
+        self.tokens: list[int] = []
+        self._pending: list[int] = []
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the state. A closed session can do nothing more."""
+        self._cache = None
+        self._pending = []
+
+    @property
+    def cache(self) -> "RollbackCache | RecomputeCache":
+        if self._cache is None:
+            raise SessionError("this session is closed: start a new one")
+        return self._cache
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the model's context, pending ones taken off."""
+        return self._runner.max_length - self.length - len(self._pending)
+
+    def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
+        """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory)."""
+        self._check(tokens)
+        if self._pending:
+            raise SessionError("commit the pending block before a prefill")
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            if len(part) <= SHORT_BLOCK and isinstance(self.cache, RollbackCache):
+                self._feed(part, last_only=True)
+                self.commit(len(part))
+            else:
+                self._guarded(part, last_only=True)
+                self.cache.commit_prefill(len(part))
+                self.tokens += part
+
+    def verify(self, block: Sequence[int]) -> Tensor:
+        """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.
+
+        Blocks add up: after two calls without a commit both are pending.
+
+        Raises:
+            ContextLengthError: the block does not fit into the model's context. Nothing changes then.
+        """
+        if not len(block):
+            raise InputError("a block needs at least one token")
+        self._check(block)
+        return self._feed(block)
+
+    def commit(self, keep: int) -> None:
+        """Keeps the first ``keep`` pending tokens; every layer becomes as if it had never seen the others."""
+        if not 0 <= keep <= len(self._pending):
+            raise SessionError(f"cannot keep {keep} of {len(self._pending)} pending tokens")
+        kept, self._pending = self._pending[:keep], []
+        if self.cache.commit(keep) is False:
+            self._guarded(kept, last_only=True)
+            self.cache.commit_prefill(len(kept))
+        self.tokens += kept
+
+    def snapshot(self) -> tuple[list[int], object]:
+        """A mark to :meth:`restore` to, any number of times. Commit first."""
+        return list(self.tokens), self.cache.snapshot()
+
+    def restore(self, mark: tuple[list[int], object]) -> None:
+        tokens, state = mark
+        self.cache.restore(state)
+        self.tokens, self._pending = list(tokens), []
+
+    def _feed(self, block: Sequence[int], last_only: bool = False) -> Tensor:
+        cache = self.cache
+        cache.begin_block()
+        tape = isinstance(cache, RollbackCache)
+        with recording() if tape else nullcontext():
+            logits = self._guarded(block, last_only)
+        cache.end_block(len(block))
+        self._pending += block
+        return logits
+
+    def _guarded(self, block: Sequence[int], last_only: bool) -> Tensor:
+        """A forward pass that leaves the committed state intact when it is interrupted."""
+        cache = self.cache
+        try:
+            return self._runner.forward(cache, block, self.length + len(self._pending), last_only)
+        except BaseException:
+            cache.abort()
+            self._pending = []
+            raise
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        if len(tokens) > self.room:
+            raise ContextLengthError(
+                f"{len(tokens)} more tokens do not fit: {self.length} of the context of {self._runner.max_length} are used"
+            )
+        bad = next((t for t in tokens if not 0 <= t < self._runner.vocab_size), None)
+        if bad is not None:
+            raise InputError(f"token {bad} is outside the model's vocabulary of {self._runner.vocab_size}")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._cache is None else f"{self.length} tokens, {len(self._pending)} pending"
+        return f"Session({state})"
+
+
+def argmax_tokens(logits: Tensor) -> list[int]:
+    return torch.argmax(logits, -1).tolist()
