@@ -32,6 +32,15 @@ class Drafting(ABC):
         Also called with ``accepted`` 0 after a step in which nothing was asked for.
         """
 
+    @abstractmethod
+    def snapshot(self) -> object:
+        """A mark of the present position, taken between steps."""
+
+    @abstractmethod
+    def restore(self, mark: object) -> None:
+        """Returns to a mark of this sequence, any number of times."""
+
+    @abstractmethod
     def close(self) -> None:
         """Frees what the sequence holds."""
 
@@ -49,7 +58,5 @@ class Draft(ABC):
     name: str
 
     @abstractmethod
-    def start(
-        self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None
-    ) -> Drafting:
+    def start(self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None) -> Drafting:
         """Opens a sequence. ``sampling`` and ``generator`` are those of the target."""

@@ -1,8 +1,8 @@
 """A smaller model of the target's family drafts token by token, with its own exact rollback.
 
-When to use it: a trained sibling exists (same tokenizer). It costs K forward passes of the small model per step, so it pays where its
-step is under about a tenth of the target's. A hybrid draft keeps recurrent state, which must be rolled back like the target's: a stale
-draft state never shows in the output, only as low acceptance.
+When to use it: a trained sibling exists (same tokenizer). It costs K forward passes of the small model per step, so
+it pays where its step is under about a tenth of the target's. A hybrid draft keeps recurrent state, which must be
+rolled back like the target's: a stale draft state never shows in the output, only as low acceptance.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ class SameArchitectureDraft(Draft):
         """Raises :class:`IncompatiblePairError` unless both models number the same tokens alike."""
         if self.runner.vocab_size != target.vocab_size:
             raise IncompatiblePairError(
-                f"vocab_size differs: {target.vocab_size} in target {target.name}, {self.runner.vocab_size} in draft {self.name}"
+                f"vocab_size differs: {target.vocab_size} in target {target.name}, "
+                f"{self.runner.vocab_size} in draft {self.name}"
             )
         if target.tokenizer is None or self.runner.tokenizer is None:
             return
@@ -41,8 +42,8 @@ class SameArchitectureDraft(Draft):
             differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
             first = differing[0]
             raise IncompatiblePairError(
-                f"the tokenizers of target {target.name} and draft {self.name} differ in {len(differing)} tokens, for example "
-                f"{first!r}: id {ours.get(first)} in the target, {theirs.get(first)} in the draft"
+                f"the tokenizers of target {target.name} and draft {self.name} differ in {len(differing)} tokens, "
+                f"for example {first!r}: id {ours.get(first)} in the target, {theirs.get(first)} in the draft"
             )
 
 
@@ -82,6 +83,14 @@ class SameArchitectureDrafting(Drafting):
         self._session.commit(keep)
         self._next = [*committed[keep:], token]
         self._fed, self._proposed = 0, []
+
+    def snapshot(self) -> object:
+        return self._session.snapshot(), list(self._next)
+
+    def restore(self, mark: object) -> None:
+        session_mark, following = mark
+        self._session.restore(session_mark)
+        self._next, self._fed, self._proposed = list(following), 0, []
 
     def close(self) -> None:
         self._session.close()

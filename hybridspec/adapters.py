@@ -1,8 +1,9 @@
 """The seam to transformers: which of its functions is which recurrence, and how a tape gets out of it.
 
-Every modeling file looks its recurrence up as a module global under one of a few names, and hands what it returns as the final
-state to ``cache.update_recurrent_state``. So the global is wrapped once per module; while one of our sessions records, the wrapper
-returns the tape in place of the final state, and our cache layer takes it. Any other use of the model runs the original.
+Every modeling file looks its recurrence up as a module global under one of a few names, and hands what it returns as
+the final state to ``cache.update_recurrent_state``. So the global is wrapped once per module; while one of our
+sessions records, the wrapper returns the tape in place of the final state, and our cache layer takes it. Any other
+use of the model runs the original.
 """
 
 import functools
@@ -70,7 +71,9 @@ RECURRENCES: dict[str, Callable[[Callable], Callable]] = {
 
 
 def attach(model: nn.Module) -> set[str]:
-    """Wraps the recurrences of every modeling file that ``model`` uses, once; returns the names that are wrapped there."""
+    """Wraps the recurrences of every modeling file that ``model`` uses, once; returns the names that are wrapped
+    there.
+    """
     found = set()
     modules = {type(m).__module__ for m in model.modules()}
     for module in (sys.modules[name] for name in modules if name.startswith("transformers.models.")):

@@ -1,8 +1,9 @@
-"""RollbackCache: a transformers cache that can take tokens back, from attention, convolution and recurrent layers alike.
+"""RollbackCache: a transformers cache that can take tokens back, from attention, convolution and recurrent layers
+alike.
 
-Tokens enter in blocks. A block stays pending until ``commit(keep)``; nothing committed is ever written by a block. Recurrent states and
-convolution windows are replaced, not mutated, so a snapshot costs nothing; keys and values share one buffer that is copied only if a
-restored session writes over positions that another snapshot still needs.
+Tokens enter in blocks. A block stays pending until ``commit(keep)``; nothing committed is ever written by a block.
+Recurrent states and convolution windows are replaced, not mutated, so a snapshot costs nothing; keys and values share
+one buffer that is copied only if a restored session writes over positions that another snapshot still needs.
 """
 
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class AttentionLayer(DynamicLayer):
 class RecurrentLayer(LinearAttentionLayer):
     """Convolution window and recurrent state of one linear-attention layer, both as of the last advance.
 
-    ``record_past`` stays on: it makes transformers' mixers take their left context from ``update_conv_state`` for one token as for many.
+    ``record_past`` stays on: it makes transformers' mixers take their left context from ``update_conv_state`` for one
+    token as for many.
     """
 
     def __init__(self) -> None:
@@ -100,7 +102,9 @@ class RecurrentLayer(LinearAttentionLayer):
         self.conv_states[state_idx] = torch.cat([self.conv_states[state_idx], conv_states], -1)
         return self.conv_states[state_idx][..., -self.kernel - conv_states.shape[-1] :]
 
-    def update_recurrent_state(self, recurrent_states: "Tensor | gated_delta.Tape", state_idx: int = 0, **_: object) -> object:
+    def update_recurrent_state(
+        self, recurrent_states: "Tensor | gated_delta.Tape", state_idx: int = 0, **_: object
+    ) -> object:
         if isinstance(recurrent_states, gated_delta.Tape):
             self.tape = recurrent_states
         else:

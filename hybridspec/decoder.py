@@ -63,7 +63,9 @@ class Statistics:
         return 1.0 + self.accepted / len(self.steps) if self.steps else None
 
     def acceptance_by_position(self) -> list[float]:
-        """Share of steps in which position i was accepted, of the steps that drafted at least i tokens (unconditional)."""
+        """Share of steps in which position i was accepted, of the steps that drafted at least i tokens
+        (unconditional).
+        """
         longest = max((s.drafted for s in self.steps), default=0)
         counts = [[s.accepted > i for s in self.steps if s.drafted > i] for i in range(longest)]
         return [sum(hits) / len(hits) for hits in counts]
@@ -77,13 +79,13 @@ def check_length(target: TargetRunner, prompt: Sequence[int], max_new_tokens: in
         raise InputError(f"the draft length K must be 0 (plain decoding) or more, not {k}")
     if len(prompt) + k > target.max_length:
         raise ContextLengthError(
-            f"K = {k} is beyond the context: the prompt has {len(prompt)} tokens and {target.name} takes {target.max_length}. "
-            "Choose a smaller K or a shorter prompt."
+            f"K = {k} is beyond the context: the prompt has {len(prompt)} tokens and {target.name} takes "
+            f"{target.max_length}. Choose a smaller K or a shorter prompt."
         )
     if len(prompt) + max_new_tokens > target.max_length:
         raise ContextLengthError(
-            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the context of {target.max_length} of "
-            f"{target.name}. Ask for at most {target.max_length - len(prompt)} new tokens."
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the context of "
+            f"{target.max_length} of {target.name}. Ask for at most {target.max_length - len(prompt)} new tokens."
         )
 
 

@@ -1,6 +1,8 @@
-"""The ``recompute`` mode: a copy of the whole cache before each block, and the kept tokens fed again after a partial rejection.
+"""The ``recompute`` mode: a copy of the whole cache before each block, and the kept tokens fed again after a partial
+rejection.
 
-It needs nothing from a model but a cache that ``copy.deepcopy`` copies, so it serves families without a tape and is the reference in tests.
+It needs nothing from a model but a cache that ``copy.deepcopy`` copies, so it serves families without a tape and is
+the reference in tests.
 """
 
 import copy

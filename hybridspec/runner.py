@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from hybridspec import adapters
 from hybridspec.cache import RollbackCache
@@ -37,7 +38,7 @@ class TargetRunner:
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase | None = None,
         rollback: RollbackMode = "tape",
-        name: str | None = None,
+        path: Path | None = None,
     ) -> None:
         if rollback not in get_args(RollbackMode):
             raise InputError(f"unknown rollback {rollback!r}: choose one of {', '.join(get_args(RollbackMode))}")
@@ -45,7 +46,8 @@ class TargetRunner:
         self.tokenizer = tokenizer
         self.rollback: RollbackMode = rollback
         self.config = model.config.get_text_config(decoder=True)
-        self.name = name or self.config.model_type
+        self.path = path
+        self.name = path.name if path else self.config.model_type
         self.vocab_size: int = self.config.vocab_size
         self.max_length: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         parameters = inspect.signature(model.forward).parameters
@@ -69,12 +71,13 @@ class TargetRunner:
         """
         folder = Path(path)
         check_folder(folder)
+        disable_progress_bar()
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(f"{folder}: transformers could not load this checkpoint: {error}") from error
-        return cls(model.to(device), tokenizer, rollback, name=folder.name)
+        return cls(model.to(device), tokenizer, rollback, folder.resolve())
 
     def start(self, prompt: Sequence[int]) -> Session:
         """Opens a sequence with ``prompt`` committed, except its last token, which opens the first block.
@@ -113,6 +116,16 @@ class TargetRunner:
         )
         return output.logits[0]
 
+    @property
+    def fingerprint(self) -> str:
+        """Name, size and time of the weight files, or of the model object: tells checkpoints apart without reading
+        them.
+        """
+        if self.path is None:
+            return f"{self.name}@{id(self.model)}"
+        files = sorted(self.path.glob("*.safetensors"))
+        return " ".join([str(self.path), *(f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in files)])
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer adds at its start.
 
@@ -146,7 +159,9 @@ class TargetRunner:
 def check_folder(folder: Path) -> None:
     """Raises :class:`ModelLoadError` unless ``folder`` holds a config, weights and a tokenizer."""
     if not folder.is_dir():
-        raise ModelLoadError(f"{folder}: no such folder. Give a local checkpoint folder (config.json, *.safetensors, tokenizer).")
+        raise ModelLoadError(
+            f"{folder}: no such folder. Give a local checkpoint folder (config.json, *.safetensors, tokenizer)."
+        )
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"{folder}: config.json is missing. Is this a Hugging Face checkpoint folder?")
     try:

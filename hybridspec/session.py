@@ -128,7 +128,8 @@ class Session:
     def _check(self, tokens: Sequence[int]) -> None:
         if len(tokens) > self.room:
             raise ContextLengthError(
-                f"{len(tokens)} more tokens do not fit: {self.length} of the context of {self._runner.max_length} are used"
+                f"{len(tokens)} more tokens do not fit: {self.length} of the context of "
+                f"{self._runner.max_length} are used"
             )
         bad = next((t for t in tokens if not 0 <= t < self._runner.vocab_size), None)
         if bad is not None:

@@ -1,6 +1,7 @@
 """Turns a text corpus into a tokenizer and one token file per domain, and draws training windows from them.
 
-A corpus is a folder of ``<domain>.txt.gz`` (or ``.txt``) files whose documents are separated by ``<|endoftext|>`` lines.
+A corpus is a folder of ``<domain>.txt.gz`` (or ``.txt``) files whose documents are separated by ``<|endoftext|>``
+lines.
 """
 
 import argparse
@@ -64,7 +65,9 @@ def balanced_sample(corpus: dict[str, list[str]], characters_each: int = 2_500_0
 
 
 def prepare(corpus_folder: Path, out: Path, vocab_size: int = 2048, characters_each: int = 16_000_000) -> None:
-    """Writes ``out/tokenizer/`` and ``out/<domain>.bin`` (uint16 token ids, each document opened by ``<|endoftext|>``)."""
+    """Writes ``out/tokenizer/`` and ``out/<domain>.bin`` (uint16 token ids, each document opened by
+    ``<|endoftext|>``).
+    """
     corpus = read_corpus(corpus_folder)
     corpus["tasks"] = task_documents(corpus["code"], corpus["docs"] + corpus["prose"])
     out.mkdir(parents=True, exist_ok=True)

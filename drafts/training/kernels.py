@@ -1,7 +1,7 @@
 """Faster CPU training for Qwen3.5 text models: the same mathematics as transformers' torch fallbacks, fewer passes.
 
-One triangular inverse by doubling replaces the LAPACK solves of the chunked gated delta rule, the causal convolution is a sum
-of shifted products, and the norms use the fused operator. Only training without a cache is served.
+One triangular inverse by doubling replaces the LAPACK solves of the chunked gated delta rule, the causal convolution
+is a sum of shifted products, and the norms use the fused operator. Only training without a cache is served.
 """
 
 from collections.abc import Iterator
@@ -67,7 +67,9 @@ def chunk_gated_delta_rule(
     return torch.stack(outputs, 2).reshape(batch, heads, length, value_dim).transpose(1, 2), None
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu", **_: object) -> Tensor:
+def causal_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu", **_: object
+) -> Tensor:
     """Depthwise causal convolution of ``x [B, C, T]`` with ``weight [C, kernel]`` and SiLU."""
     kernel, length = weight.shape[-1], x.shape[-1]
     padded = F.pad(x, (kernel - 1, 0))

@@ -1,7 +1,7 @@
 """Muon for matrices, AdamW for the rest.
 
-torch.optim.Muon orthogonalises in bfloat16, which CPUs without bfloat16 units run thirty times slower than fp32, and one
-matrix at a time; this one stays in fp32 and batches matrices of one shape.
+torch.optim.Muon orthogonalises in bfloat16, which CPUs without bfloat16 units run thirty times slower than fp32, and
+one matrix at a time; this one stays in fp32 and batches matrices of one shape.
 """
 
 import torch
@@ -27,9 +27,7 @@ class MuonAdamW:
     """Steps every parameter of a model; the state goes to and from a checkpoint with ``state_dict``."""
 
     def __init__(self, model: nn.Module, muon_lr: float = 0.02, adam_lr: float = 4e-3, momentum: float = 0.95) -> None:
-        matrices = [
-            p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and min(p.shape) > 8
-        ]
+        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and min(p.shape) > 8]
         chosen = {id(p) for p in matrices}
         self.groups: dict[str, list[nn.Parameter]] = {}
         for p in matrices:

@@ -1,8 +1,8 @@
 """A training run spread over sittings: time-based schedule, checkpoints, resume, one log, one or several processes.
 
-Progress is the share of the time budget that has been trained, summed over sittings, so that the learning rate ends at zero
-on a busy machine as on a quiet one. Several processes average their gradients through gloo
-(``torchrun --nproc-per-node 2 -m ...``): on a CPU that beats threads, which meet at a barrier after every operator.
+Progress is the share of the time budget that has been trained, summed over sittings, so that the learning rate ends
+at zero on a busy machine as on a quiet one. Several processes average their gradients through gloo (``torchrun
+--nproc-per-node 2 -m ...``): on a CPU that beats threads, which meet at a barrier after every operator.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Instruction documents made from the corpus itself: rename a parameter, repeat a document, summarise by its first sentences.
+"""Instruction documents made from the corpus itself: rename a parameter, repeat a document, summarise by its first
+sentences.
 
 Without them the small target never sees an instruction that asks it to copy, and the edit, long-context and summary
 workloads would measure babble.
@@ -26,8 +27,8 @@ def rename_tasks(code: Sequence[str]) -> Iterator[str]:
                 continue
             renamed = re.sub(rf"\b{argument}\b", f"{argument}_value", function)
             question = (
-                f"Rename the parameter `{argument}` to `{argument}_value` in this function and print the whole function."
-                f"\n\n{function}"
+                f"Rename the parameter `{argument}` to `{argument}_value` in this function "
+                f"and print the whole function.\n\n{function}"
             )
             yield chat_document(question, renamed)
 

@@ -5,7 +5,8 @@ from torch import Tensor
 
 
 def verify(window: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = "silu") -> Tensor:
-    """Outputs ``[B, C, T]`` for the last T columns of ``window [B, C, kernel + T]``, depthwise with ``weight [C, kernel]``.
+    """Outputs ``[B, C, T]`` for the last T columns of ``window [B, C, kernel + T]``, depthwise with ``weight [C,
+    kernel]``.
 
     A sum of products over the few columns: far cheaper than a general convolution operator for short blocks.
     """

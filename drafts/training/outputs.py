@@ -1,0 +1,74 @@
+"""Writes a pool of the target's own continuations of corpus windows, for drafts to learn from.
+
+    python -m hybridspec.drafts.training.outputs --target RUN/target --data DATA --out RUN/outputs.npy --minutes 8
+
+A draft is judged on what the target writes, which is not what the corpus says. A third of the rows is greedy, a third
+sampled at 0.7, a third at 1. The file grows by batches: a second run with more minutes goes on.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from hybridspec.drafts.training.data import WindowSampler
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+
+
+@torch.inference_mode()
+def continue_windows(model: PreTrainedModel, windows: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """Token ids ``[rows, length]`` that begin with ``windows [rows, prompt]``; row i uses temperature i modulo 3."""
+    rows = windows.shape[0]
+    temperatures = torch.tensor(TEMPERATURES).repeat(-(-rows // len(TEMPERATURES)))[:rows]
+    greedy = temperatures == 0.0
+    cache = DynamicCache(config=model.config)
+    tokens, block = [windows], windows
+    for position in range(windows.shape[1], length):
+        start = position - block.shape[1]
+        positions = torch.arange(start, position).expand(rows, -1)
+        output = model(input_ids=block, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1)
+        logits = output.logits[:, -1]
+        scaled = logits / temperatures.clamp(min=1e-6).unsqueeze(1)
+        probabilities = torch.where(greedy.unsqueeze(1), logits, scaled).softmax(-1)
+        sampled = torch.multinomial(probabilities, 1, generator=generator)
+        block = torch.where(greedy.unsqueeze(1), logits.argmax(-1, keepdim=True), sampled)
+        tokens.append(block)
+    return torch.cat(tokens, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for this call")
+    parser.add_argument("--rows", type=int, default=63)
+    parser.add_argument("--prompt", type=int, default=96, help="tokens of corpus text in front")
+    parser.add_argument("--length", type=int, default=513, help="tokens per row")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32, local_files_only=True).eval()
+    sampler = WindowSampler(arguments.data, seed=arguments.seed)
+    pool = [np.load(arguments.out)] if arguments.out.is_file() else []
+    begun = time.monotonic()
+    while time.monotonic() - begun < 60 * arguments.minutes:
+        step = sum(map(len, pool))
+        windows = sampler.batch(step, 0, arguments.rows, arguments.prompt - 1)
+        generator = torch.Generator().manual_seed(arguments.seed * 1_000_003 + step)
+        pool.append(continue_windows(model, windows, arguments.length, generator).numpy().astype(np.uint16))
+        partial = arguments.out.with_suffix(".partial.npy")
+        np.save(partial, np.concatenate(pool))
+        partial.replace(arguments.out)
+        print(f"{sum(map(len, pool)):,} rows of {arguments.length} tokens", flush=True)
+
+
+if __name__ == "__main__":
+    main()

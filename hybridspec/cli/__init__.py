@@ -1,0 +1,1 @@
+"""The ``hybridspec`` command: one module per subcommand; heavy imports wait until a command runs."""

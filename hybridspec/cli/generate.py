@@ -1,0 +1,144 @@
+"""``hybridspec generate``: text from a target with a draft, and the two ways side by side."""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridspec.cli.common import (
+    DraftOption,
+    RollbackOption,
+    TargetOption,
+    TemperatureOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    load_pair,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = """Generates text by speculative decoding; accepted draft tokens are shown in colour on a terminal.
+
+--compare decodes plainly as well and reports whether the text is the same (it must be, when greedy), both times and
+the acceptance. Exit status 1 says that it was not the same.
+
+Example: hybridspec generate --prompt "def fibonacci(n):" --k 4 --compare
+"""
+
+
+def generate(
+    prompt: Annotated[str, typer.Option(help="The prompt; - reads it from standard input.")],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    k: Annotated[int, typer.Option("--k", min=0, help="Draft length; 0 is plain decoding.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
+    threads: ThreadsOption = 1,
+    rollback: RollbackOption = "tape",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    from rich.console import Console
+
+    from hybridspec.decoder import check_length
+    from hybridspec.errors import InputError
+    from hybridspec.sampling import Sampling
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise InputError("the prompt is empty: give some text to --prompt")
+    sampling = Sampling(temperature, top_k, top_p)
+    with Console(stderr=True).status("loading target and draft"):
+        runner, small = load_pair(target, draft, threads, rollback)
+    tokens = runner.encode(text)
+    check_length(runner, tokens, max_new_tokens, k)
+    console = Console(highlight=False)
+    runs = {}
+    for name, length in {"plain": 0, "speculative": k}.items() if compare else {"speculative": k}.items():
+        if not as_json and compare:
+            console.print(f"[bold]{name} (K = {length})[/bold]")
+        runs[name] = _run(runner, small, tokens, length, max_new_tokens, sampling, seed, None if as_json else console)
+    same = runs["plain"]["tokens"] == runs["speculative"]["tokens"] if compare else None
+    if as_json:
+        json.dump({"prompt": text, "k": k, "same_output": same, **runs}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    else:
+        _summary(console, runs, same, sampling)
+    if compare and sampling.greedy and not same:
+        raise typer.Exit(1)
+
+
+def _run(runner, draft, tokens, k, max_new_tokens, sampling, seed, console) -> dict:
+    import torch
+
+    from hybridspec.decoder import Statistics, decode
+
+    statistics, ids, origins = Statistics(), [], []
+    generator = torch.Generator().manual_seed(seed)
+    begun = time.perf_counter()
+    shown = ""
+    for token in decode(
+        runner,
+        tokens,
+        draft=draft,
+        k=k,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generator=generator,
+        statistics=statistics,
+    ):
+        ids.append(token.id)
+        origins.append(token.origin)
+        if console is not None:
+            text = runner.tokenizer.decode(ids, skip_special_tokens=True)
+            # A character may span tokens: what ends in the replacement character waits for its rest.
+            if not text.endswith("\ufffd"):
+                style = "green" if token.origin == "draft" else None
+                console.print(text[len(shown) :], end="", style=style, markup=False, soft_wrap=True)
+                shown = text
+    seconds = time.perf_counter() - begun
+    if console is not None:
+        console.print()
+    return {
+        "text": runner.tokenizer.decode(ids, skip_special_tokens=True),
+        "tokens": ids,
+        "origins": origins,
+        "seconds": seconds,
+        "tokens_per_second": len(ids) / seconds,
+        "acceptance_rate": statistics.acceptance_rate,
+        "acceptance_length": statistics.acceptance_length,
+        "acceptance_by_position": statistics.acceptance_by_position(),
+    }
+
+
+def _summary(console: "Console", runs: dict, same: bool | None, sampling: object) -> None:
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("", "tokens", "seconds", "tokens per second", "acceptance rate", "acceptance length"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, run in runs.items():
+        rate = run["acceptance_rate"]
+        table.add_row(
+            name,
+            str(len(run["tokens"])),
+            f"{run['seconds']:.2f}",
+            f"{run['tokens_per_second']:.1f}",
+            "-" if rate is None else f"{rate:.0%}",
+            f"{run['acceptance_length']:.2f}",
+        )
+    console.print(table)
+    if same is None:
+        return
+    if sampling.greedy:
+        console.print("Same text: yes" if same else "[red]Same text: no. This is a bug; please report it.[/red]")
+    else:
+        console.print("Sampling: both texts follow the target's distribution; the random numbers are used differently.")
+    console.print(f"Speed-up: {runs['plain']['seconds'] / runs['speculative']['seconds']:.2f}")

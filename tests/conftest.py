@@ -1,0 +1,48 @@
+"""One torch thread, quiet transformers, and tiny random models for every test."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from hybridspec.runner import RollbackMode, TargetRunner
+from tests.examples import register
+from tests.tiny import noisy_copy, tiny_model
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+register()
+
+#: Names that tests ask for -> what `tiny_model` builds. All share one vocabulary, so that any two are a pair.
+MODELS: dict[str, dict] = {
+    "plain": {"layers": 4, "seed": 1},
+    "deep": {"layers": 8, "seed": 2},
+    "grouped": {"layers": 4, "seed": 3, "value_heads_per_key_head": 2},
+    "draft": {"layer_types": ("linear_attention", "full_attention"), "seed": 4},
+    "dense": {"layer_types": ("full_attention", "full_attention"), "seed": 5},
+}
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., PreTrainedModel]:
+    """Builds a tiny model by name (see ``MODELS``), or a noisy copy of it, whose guesses are right now and then."""
+
+    def build(name: str = "plain", noise: float = 0.0, **changes: object) -> PreTrainedModel:
+        arguments = MODELS[name] | changes
+        return noisy_copy(noise, **arguments) if noise else tiny_model(**arguments)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def make_runner(make_model: Callable[..., PreTrainedModel]) -> Callable[..., TargetRunner]:
+    """The same models wrapped in a runner, by name and rollback mode."""
+
+    def build(
+        name: str = "plain", rollback: RollbackMode = "tape", noise: float = 0.0, **changes: object
+    ) -> TargetRunner:
+        return TargetRunner(make_model(name, noise, **changes), rollback=rollback)
+
+    return build

@@ -1,0 +1,99 @@
+"""Slow, obvious twins of the fast paths: one token at a time, no cache, straight from the papers."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Array = NDArray[np.float64]
+
+
+def gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None
+) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, H, T, V]`` and the ``T + 1`` states ``[B, H, K, V]`` after 0, 1, ..., T tokens, in float64.
+
+    Gated Delta Networks (arXiv 2412.06464), equation 10: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, o_t = S_t^T q_t.
+    """
+    q, k, v, g, b = (x.double().numpy() for x in (query, key, value, log_decay, beta))
+    batch, heads, tokens, key_size = k.shape
+    outputs = np.zeros(v.shape)
+    states = np.zeros((tokens + 1, batch, heads, key_size, v.shape[-1]))
+    if state is not None:
+        states[0] = state.double().numpy()
+    for row in range(batch):
+        for head in range(heads):
+            for t in range(tokens):
+                key_t, strength = k[row, head, t], b[row, head, t]
+                forget = np.eye(key_size) - strength * np.outer(key_t, key_t)
+                kept = np.exp(g[row, head, t]) * forget @ states[t, row, head]
+                states[t + 1, row, head] = kept + strength * np.outer(key_t, v[row, head, t])
+                outputs[row, head, t] = states[t + 1, row, head].T @ q[row, head, t]
+    return outputs, list(states)
+
+
+def causal_convolution(window: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Array:
+    """Depthwise convolution of ``window [B, C, kernel + T]`` fed one input at a time; outputs of the last T, in float64."""
+    inputs, weights = window.double().numpy(), weight.double().numpy()
+    kernel = weights.shape[-1]
+    outputs = []
+    for end in range(kernel + 1, inputs.shape[-1] + 1):
+        output = (inputs[..., end - kernel : end] * weights).sum(-1)
+        if bias is not None:
+            output = output + bias.double().numpy()
+        outputs.append(output / (1 + np.exp(-output)) if silu else output)
+    return np.stack(outputs, -1)
+
+
+@torch.no_grad()
+def next_logits(model: nn.Module, tokens: list[int]) -> Tensor:
+    """Logits ``[len(tokens), vocab]`` of a whole sequence from scratch: no cache, no state, nothing to roll back."""
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+class GreedyRun(NamedTuple):
+    """Generated tokens, and the drafted and accepted numbers of each step."""
+
+    tokens: list[int]
+    steps: list[tuple[int, int]]
+
+
+def speculate_greedily(target: nn.Module, draft: nn.Module, prompt: list[int], k: int, count: int) -> GreedyRun:
+    """The speculative loop without any cache: every logit comes from a pass over the whole sequence."""
+    tokens, steps = list(prompt), []
+    while (left := count - len(tokens) + len(prompt)) > 0:
+        drafted: list[int] = []
+        for _ in range(min(k, left - 1)):
+            drafted.append(int(next_logits(draft, tokens + drafted)[-1].argmax()))
+        choices = next_logits(target, tokens + drafted)[len(tokens) - 1 :].argmax(-1).tolist()
+        accepted = next((i for i, token in enumerate(drafted) if token != choices[i]), len(drafted))
+        tokens += [*drafted[:accepted], choices[accepted]]
+        steps.append((len(drafted), accepted))
+    return GreedyRun(tokens[len(prompt) :], steps)
+
+
+def rejection_sampling(p: Array, q: Array, drafted: list[int], uniforms: list[float]) -> tuple[int, Array]:
+    """Algorithm 1 of arXiv 2211.17192: the number accepted, and the distribution of the token that follows."""
+    for i, x in enumerate(drafted):
+        if uniforms[i] < min(1.0, p[i, x] / q[i, x]):
+            continue
+        residual = np.maximum(0.0, p[i] - q[i])
+        return i, residual / residual.sum()
+    return len(drafted), p[len(drafted)]
+
+
+def warped(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Array:
+    """The distribution of one token: temperature, then the k likeliest, then the smallest set that reaches mass p."""
+    scores = logits.double().numpy() / temperature
+    probabilities = np.exp(scores - scores.max())
+    probabilities /= probabilities.sum()
+    order = np.argsort(-probabilities)
+    kept = order[: top_k or len(order)]
+    inside = np.cumsum(probabilities[kept]) / probabilities[kept].sum()
+    if top_p is not None:
+        kept = kept[: int(np.searchsorted(inside, top_p)) + 1]
+    result = np.zeros_like(probabilities)
+    result[kept] = probabilities[kept] / probabilities[kept].sum()
+    return result

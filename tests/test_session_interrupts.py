@@ -1,0 +1,136 @@
+"""A forward pass that fails half way, Ctrl-C or out of memory, leaves the committed tokens intact, and the session goes on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from torch import nn
+
+from hybridspec.recurrence import gated_delta
+from hybridspec.runner import TargetRunner
+from hybridspec.session import Session
+from tests.comparison import assert_holds
+
+MakeRunner = Callable[..., TargetRunner]
+LONG = [(5 * i + 3) % 90 for i in range(80)]
+
+
+@contextmanager
+def interrupted(module: nn.Module, calls: int = 0) -> Iterator[None]:
+    """After ``calls`` more passes, the next one is interrupted when it has run through ``module``."""
+    original, left = module.forward, [calls]
+
+    def forward(*arguments: object, **options: object) -> object:
+        result = original(*arguments, **options)
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return result
+
+    module.forward = forward
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        del module.forward
+
+
+def stop_at(runner: TargetRunner, place: str) -> nn.Module:
+    """The first linear layer, one in the middle, the attention layer (the last), or the head behind all of them."""
+    model = runner.model
+    return {"first": model.model.layers[0], "middle": model.model.layers[1], "last": model.model.layers[3]}.get(
+        place, model.lm_head
+    )
+
+
+every_mode = pytest.mark.parametrize("mode", ["tape", "recompute"])
+every_place = pytest.mark.parametrize("place", ["first", "middle", "last", "head"])
+
+
+@every_mode
+@every_place
+@pytest.mark.parametrize("prompt", [[5], [5, 6, 7]], ids=["empty", "committed"])
+def test_verify(make_runner: MakeRunner, mode: str, place: str, prompt: list[int]) -> None:
+    runner = make_runner("plain", mode)
+    session = runner.start(prompt)
+    with interrupted(stop_at(runner, place)):
+        session.verify([1, 2, 3])
+    assert_holds(session, prompt[:-1])
+
+
+@every_mode
+@every_place
+def test_second_pending_block(make_runner: MakeRunner, mode: str, place: str) -> None:
+    """Everything pending is dropped, the earlier block too."""
+    runner = make_runner("plain", mode)
+    session = runner.start([5, 6, 7])
+    session.verify([1, 2, 3])
+    with interrupted(stop_at(runner, place)):
+        session.verify([4, 8])
+    assert_holds(session, [5, 6])
+
+
+@every_mode
+@every_place
+@pytest.mark.parametrize("tokens", [[8, 9], LONG], ids=["short", "long"])
+def test_prefill(make_runner: MakeRunner, mode: str, place: str, tokens: list[int]) -> None:
+    runner = make_runner("plain", mode)
+    session = runner.start([5, 6, 7])
+    with interrupted(stop_at(runner, place)):
+        session.prefill(tokens)
+    assert_holds(session, [5, 6])
+
+
+@every_mode
+@every_place
+def test_second_chunk_of_a_prefill(make_runner: MakeRunner, mode: str, place: str) -> None:
+    """Whole chunks stay or go as the session's own count of tokens says; half a chunk never stays."""
+    runner = make_runner("plain", mode)
+    session = runner.start([5, 6, 7])
+    with interrupted(stop_at(runner, place), calls=1):
+        session.prefill(LONG, chunk=40)
+    assert session.tokens in ([5, 6], [5, 6, *LONG[:40]])
+    assert_holds(session, list(session.tokens))
+
+
+@every_place
+def test_commit_that_feeds_again(make_runner: MakeRunner, place: str) -> None:
+    """In recompute mode a partial commit is a forward pass: after an interrupt nothing of the block stays."""
+    runner = make_runner("plain", "recompute")
+    session = runner.start([5, 6, 7])
+    session.verify([1, 2, 3])
+    with interrupted(stop_at(runner, place)):
+        session.commit(2)
+    assert_holds(session, [5, 6])
+
+
+@pytest.mark.parametrize("seam", ["stack", "rollback"])
+@pytest.mark.parametrize("operation", ["verify", "second verify", "commit", "commit all"])
+def test_failure_between_the_passes(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, seam: str, operation: str
+) -> None:
+    """Tapes are stacked and states rolled back outside the forward pass; memory runs out there just as well.
+
+    Whatever the session then says it holds, pending tokens dropped or kept, must be what it holds.
+    """
+    session: Session = make_runner("plain", "tape").start([5, 6, 7])
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    if operation != "verify":
+        session.verify([1, 2, 3])
+    with monkeypatch.context() as patch:
+        patch.setattr(gated_delta, seam, fail)
+        try:
+            if "verify" in operation:
+                session.verify([8, 9])
+            else:
+                session.commit(3 if operation == "commit all" else 2)
+        except MemoryError:
+            pass
+        else:
+            # This operation does not pass that seam: nothing failed, nothing to look at.
+            assert (seam, operation) in {("rollback", "verify"), ("stack", "commit"), ("stack", "commit all")}
+    session.commit(0)
+    assert_holds(session, list(session.tokens))
