@@ -66,23 +66,25 @@ def _causal_convolution(native: Callable) -> Callable:
 RECURRENCES: dict[str, Callable[[Callable], Callable]] = {
     "torch_chunk_gated_delta_rule": _gated_delta_rule,
     "torch_recurrent_gated_delta_rule": _gated_delta_rule,
-    "causal_conv1d_fn": _causal_convolution,
 }
+CONVOLUTIONS = {"causal_conv1d_fn": _causal_convolution}
 
 
 def attach(model: nn.Module) -> set[str]:
-    """Wraps the recurrences of every modeling file that ``model`` uses, once; returns the names that are wrapped
-    there.
+    """Wraps the recurrences of every modeling file that ``model`` uses, once.
+
+    Returns:
+        names of the modeling modules that have one.
     """
+    names = {type(m).__module__ for m in model.modules()}
     found = set()
-    modules = {type(m).__module__ for m in model.modules()}
-    for module in (sys.modules[name] for name in modules if name.startswith("transformers.models.")):
-        for name, wrapper in RECURRENCES.items():
+    for module in (sys.modules[name] for name in names if name.startswith("transformers.models.")):
+        if not any(hasattr(module, name) for name in RECURRENCES):
+            continue
+        found.add(module.__name__)
+        for name, wrapper in {**RECURRENCES, **CONVOLUTIONS}.items():
             native = getattr(module, name, None)
-            if native is None:
-                continue
-            found.add(name)
-            if not hasattr(native, "__hybridspec_native__"):
+            if native is not None and not hasattr(native, "__hybridspec_native__"):
                 wrapped = wrapper(native)
                 wrapped.__hybridspec_native__ = native
                 setattr(module, name, wrapped)

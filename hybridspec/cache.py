@@ -6,6 +6,7 @@ Recurrent states and convolution windows are replaced, not mutated, so a snapsho
 one buffer that is copied only if a restored session writes over positions that another snapshot still needs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -143,21 +144,29 @@ class Snapshot:
     attention: tuple
 
 
+def layer_types(config: PreTrainedConfig) -> list[str]:
+    """The type of each layer; a config without the field is a dense model, all full attention."""
+    kinds = getattr(config, "layer_types", None)
+    return list(kinds) if kinds else ["full_attention"] * config.num_hidden_layers
+
+
 class RollbackCache(Cache):
     """Cache of one sequence (or a batch of equal length) with exact rollback of pending tokens.
 
+    Args:
+        kinds: the type of each layer, as from :func:`layer_types`.
+
     Raises:
-        UnsupportedLayerError: a layer type in the config has no rollback here; names its index and type.
+        UnsupportedLayerError: a layer type has no rollback here; names its index and type.
     """
 
-    def __init__(self, config: PreTrainedConfig) -> None:
-        layer_types = config.get_text_config(decoder=True).layer_types
-        for index, kind in enumerate(layer_types):
+    def __init__(self, kinds: Sequence[str]) -> None:
+        for index, kind in enumerate(kinds):
             if kind not in LAYERS:
                 raise UnsupportedLayerError(
                     f"layer {index} is {kind!r}: its tokens cannot be taken back by the tape. Use rollback='recompute'."
                 )
-        super().__init__(layers=[LAYERS[kind]() for kind in layer_types])
+        super().__init__(layers=[LAYERS[kind]() for kind in kinds])
         self.attention = [layer for layer in self.layers if isinstance(layer, AttentionLayer)]
         self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
         self.length = 0

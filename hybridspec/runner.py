@@ -11,15 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from hybridspec import adapters
-from hybridspec.cache import RollbackCache
+from hybridspec.cache import RollbackCache, layer_types
 from hybridspec.errors import InputError, ModelLoadError, UnsupportedLayerError
 from hybridspec.recompute import RecomputeCache
+from hybridspec.selftest import check_rollback
 from hybridspec.session import Session
 
 RollbackMode = Literal["tape", "recompute"]
-
-#: Model types whose linear-attention layers are all of the gated-delta family.
-GATED_DELTA_MODELS = {"qwen3_5_text", "qwen3_5", "qwen3_next", "qwen3_5_moe_text", "qwen3_5_moe"}
 
 
 class TargetRunner:
@@ -30,7 +28,7 @@ class TargetRunner:
         rollback: ``tape`` (closed form, default) or ``recompute`` (copy and feed again, for any model).
 
     Raises:
-        UnsupportedLayerError: the model has a layer that the tape cannot take tokens back from.
+        UnsupportedLayerError: the model has a layer that the tape cannot take tokens back from; names it.
     """
 
     def __init__(
@@ -77,7 +75,10 @@ class TargetRunner:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(f"{folder}: transformers could not load this checkpoint: {error}") from error
-        return cls(model.to(device), tokenizer, rollback, folder.resolve())
+        runner = cls(model.to(device), tokenizer, rollback, folder.resolve())
+        if rollback == "tape":
+            check_rollback(runner)
+        return runner
 
     def start(self, prompt: Sequence[int]) -> Session:
         """Opens a sequence with ``prompt`` committed, except its last token, which opens the first block.
@@ -97,7 +98,7 @@ class TargetRunner:
         return session
 
     def new_cache(self) -> RollbackCache | RecomputeCache:
-        return RollbackCache(self.config) if self.rollback == "tape" else RecomputeCache(self.config)
+        return RollbackCache(layer_types(self.config)) if self.rollback == "tape" else RecomputeCache(self.config)
 
     @torch.inference_mode()
     def forward(
@@ -145,15 +146,19 @@ class TargetRunner:
         return frozenset([] if value is None else [value] if isinstance(value, int) else value)
 
     def _check_tape(self) -> None:
-        kinds = getattr(self.config, "layer_types", None) or []
-        RollbackCache(self.config)
-        wrapped = adapters.attach(self.model)
-        if "linear_attention" in kinds and not wrapped:
-            index = kinds.index("linear_attention")
-            raise UnsupportedLayerError(
-                f"{self.name}: layer {index} is linear attention of model type {self.config.model_type!r}, for which "
-                "no recurrence is known. Use rollback='recompute'."
-            )
+        """Wraps the recurrences of the model, and refuses a linear-attention layer that calls none of them."""
+        kinds = layer_types(self.config)
+        RollbackCache(kinds)
+        modules = adapters.attach(self.model)
+        if "linear_attention" not in kinds:
+            return
+        layers = next(m for m in self.model.modules() if isinstance(m, nn.ModuleList) and len(m) == len(kinds))
+        for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+            if kind == "linear_attention" and not any(type(m).__module__ in modules for m in layer.modules()):
+                raise UnsupportedLayerError(
+                    f"{self.name}: layer {index} ({type(layer).__name__} of {self.config.model_type!r}) has a "
+                    "recurrence that is not known here, so its tokens cannot be taken back. Use rollback='recompute'."
+                )
 
 
 def check_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ def tiny_model(
     value_heads_per_key_head: int = 1,
     context: int = 2048,
     seed: int = 0,
-    spread: float = 0.3,
+    spread: float = 0.05,
 ) -> PreTrainedModel:
     """A random model of width 32, three linear-attention layers to one full-attention layer unless told otherwise.
 

@@ -81,9 +81,7 @@ SOURCES: tuple[Source, ...] = (
         "debian", "python3.11-doc", "3.11.2-6+deb12u9", "usr/share/doc/python3.11/html/_sources", ("docs",), "PSF-2.0"
     ),
     Source("debian", "sqlite3-doc", "3.40.1-2+deb12u2", "usr/share/doc/sqlite3", ("docs",), "public domain"),
-    Source(
-        "debian", "apache2-doc", "2.4.71-1~deb12u1", "usr/share/doc/apache2-doc/manual/en", ("docs",), "Apache-2.0"
-    ),
+    Source("debian", "apache2-doc", "2.4.71-1~deb12u1", "usr/share/doc/apache2-doc/manual/en", ("docs",), "Apache-2.0"),
     Source(
         "debian",
         "r-cran-janeaustenr",
