@@ -1,0 +1,1 @@
+"""Draft strategies: one file each, over the base in ``base.py``."""

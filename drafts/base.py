@@ -17,6 +17,12 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
     probabilities: Tensor | None = None
 
+    def first(self, k: int) -> "Proposal":
+        """The first ``k`` tokens: for a strategy that gives more than it was asked for."""
+        if len(self.tokens) <= k:
+            return self
+        return Proposal(self.tokens[:k], None if self.probabilities is None else self.probabilities[:k])
+
 
 class Drafting(ABC):
     """A draft strategy at work on one sequence. Use it as a context manager: it frees its state on every way out."""

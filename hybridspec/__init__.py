@@ -1,0 +1,22 @@
+"""Speculative decoding for hybrid language models, with exact state rollback.
+
+The names below load on first use, so that ``import hybridspec`` stays quick.
+"""
+
+from importlib import import_module
+
+_WHERE = {
+    "TargetRunner": "hybridspec.runner",
+    "Session": "hybridspec.session",
+    "Sampling": "hybridspec.sampling",
+    "Statistics": "hybridspec.decoder",
+    "decode": "hybridspec.decoder",
+    "SameArchitectureDraft": "hybridspec.drafts.same_architecture",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'hybridspec' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
 
 from hybridspec.errors import SessionError, UnsupportedLayerError
-from hybridspec.recurrence import gated_delta
+from hybridspec.recurrence.tape import Tape, join, rollback, stack
 
 GROWTH = 512
 
@@ -89,7 +89,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def __init__(self) -> None:
         super().__init__()
         self.record_past = True
-        self.tape: gated_delta.Tape | None = None
+        self.tape: Tape | None = None
         self.kernel = 0
 
     def update_conv_state(
@@ -103,28 +103,31 @@ class RecurrentLayer(LinearAttentionLayer):
         self.conv_states[state_idx] = torch.cat([self.conv_states[state_idx], conv_states], -1)
         return self.conv_states[state_idx][..., -self.kernel - conv_states.shape[-1] :]
 
-    def update_recurrent_state(
-        self, recurrent_states: "Tensor | gated_delta.Tape", state_idx: int = 0, **_: object
-    ) -> object:
-        if isinstance(recurrent_states, gated_delta.Tape):
+    def update_recurrent_state(self, recurrent_states: "Tensor | Tape", state_idx: int = 0, **_: object) -> object:
+        if isinstance(recurrent_states, Tape):
             self.tape = recurrent_states
         else:
             self.recurrent_states[state_idx] = recurrent_states
             self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
 
-    def take_tape(self) -> gated_delta.Tape:
+    def take_tape(self) -> Tape:
         if self.tape is None:
             raise SessionError("a linear-attention layer left no tape: its recurrence is not one that hybridspec wraps")
         tape, self.tape = self.tape, None
         return tape
 
-    def keep_window(self, keep: int, own: bool) -> None:
-        """Narrows the grown window to the one after ``keep`` pending tokens; ``own`` copies it out of a long block."""
-        window = self.conv_states.get(0)
-        if window is not None:
-            window = window[..., keep : keep + self.kernel]
-            self.conv_states[0] = window.clone() if own else window
+    def window(self, keep: int, own: bool) -> Tensor | None:
+        """The window after ``keep`` pending tokens; ``own`` copies it out of a long block."""
+        grown = self.conv_states.get(0)
+        if grown is None:
+            return None
+        window = grown[..., keep : keep + self.kernel]
+        return window.clone() if own else window
+
+    def set_window(self, window: Tensor | None) -> None:
+        self.conv_states[0] = window
+        self.has_previous_state[0] = self.is_conv_states_initialized[0] = window is not None
 
     def set_state(self, state: Tensor | None) -> None:
         self.recurrent_states[0] = state
@@ -135,13 +138,20 @@ LAYERS = {"full_attention": AttentionLayer, "linear_attention": RecurrentLayer}
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A position in a sequence that the same cache can return to, any number of times."""
+class Committed:
+    """The states of all recurrent layers at a position: ``states [layers, B, H, K, V]`` and a window per layer."""
 
     length: int
     states: Tensor | None
     windows: tuple[Tensor | None, ...]
-    attention: tuple
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A position in a sequence that the same cache can return to, any number of times."""
+
+    committed: Committed
+    attention: tuple[tuple[KeyValueBuffer | None, int], ...]
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
@@ -169,80 +179,76 @@ class RollbackCache(Cache):
         super().__init__(layers=[LAYERS[kind]() for kind in kinds])
         self.attention = [layer for layer in self.layers if isinstance(layer, AttentionLayer)]
         self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
-        self.length = 0
         self.pending = 0
-        self._states: Tensor | None = None  # [layers, B, H, K, V] after the last commit
-        self._advanced: Tensor | None = None  # the same after all but the last pending block
-        self._blocks: list[gated_delta.Tape] = []
+        # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
+        self._committed = Committed(0, None, (None,) * len(self.recurrent))
+        self._advanced: Tensor | None = None  # states after all but the last pending block
+        self._blocks: list[Tape] = []
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return self._committed.length
 
     def begin_block(self) -> None:
         """Call before each recorded forward pass: brings the states up to date with earlier pending blocks."""
         if self._blocks:
-            self._advanced = gated_delta.rollback(self._advanced, self._blocks[-1], self._blocks[-1].key.shape[-2])
+            self._advanced = rollback(self._advanced, self._blocks[-1], self._blocks[-1].length)
             self._give(self._advanced)
 
     def end_block(self, tokens: int) -> None:
         """Call after each recorded forward pass of ``tokens`` tokens."""
         if self.recurrent:
-            self._blocks.append(gated_delta.stack([layer.take_tape() for layer in self.recurrent]))
+            self._blocks.append(stack([layer.take_tape() for layer in self.recurrent]))
         self.pending += tokens
 
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens and takes the others back."""
         if not 0 <= keep <= self.pending:
             raise SessionError(f"cannot keep {keep} of {self.pending} pending tokens")
-        if self._blocks:
-            last = self._blocks[-1].key.shape[-2]
-            if keep > self.pending - last:
-                self._states = gated_delta.rollback(self._advanced, self._blocks[-1], keep - self.pending + last)
-            elif keep:
-                self._states = gated_delta.rollback(self._states, gated_delta.join(self._blocks), keep)
-            self._give(self._states)
-        for layer in self.recurrent:
-            layer.keep_window(keep, own=self.pending > GROWTH)
-        self._settle(self.length + keep)
+        states = self._committed.states
+        if self._blocks and keep:
+            before_last = self.pending - self._blocks[-1].length
+            if keep > before_last:
+                states = rollback(self._advanced, self._blocks[-1], keep - before_last)
+            else:
+                states = rollback(states, join(self._blocks), keep)
+        self._settle(self.length + keep, states, keep, own_windows=self.pending > GROWTH)
 
     def commit_prefill(self, tokens: int) -> None:
         """Keeps an unrecorded forward pass, after which the layers hold final states instead of tapes."""
-        for layer in self.recurrent:
-            layer.keep_window(tokens, own=True)
-        if self.recurrent:
-            self._states = torch.stack([layer.recurrent_states[0] for layer in self.recurrent])
-            self._give(self._states)
-        self._settle(self.length + tokens)
+        states = torch.stack([layer.recurrent_states[0] for layer in self.recurrent]) if self.recurrent else None
+        self._settle(self.length + tokens, states, tokens, own_windows=True)
 
-    def _settle(self, length: int) -> None:
-        self.length, self.pending = length, 0
+    def _settle(self, length: int, states: Tensor | None, keep: int, own_windows: bool) -> None:
+        windows = tuple(layer.window(keep, own_windows) for layer in self.recurrent)
+        self._committed = Committed(length, states, windows)
+        self.abort()
+
+    def abort(self) -> None:
+        """Drops everything pending, also after a forward pass or a commit that failed half way."""
+        committed = self._committed
+        self.pending = 0
         self._blocks.clear()
-        self._advanced = self._states
+        self._advanced = committed.states
+        self._give(committed.states)
+        for layer, window in zip(self.recurrent, committed.windows, strict=True):
+            layer.set_window(window)
+            layer.tape = None
         for layer in self.attention:
-            layer.length = length
+            layer.length = committed.length
 
     def _give(self, states: Tensor | None) -> None:
         for index, layer in enumerate(self.recurrent):
             layer.set_state(None if states is None else states[index])
 
-    def abort(self) -> None:
-        """Drops everything pending, also after a forward pass that failed half way."""
-        for layer in self.recurrent:
-            layer.tape = None
-            layer.keep_window(0, own=True)
-        self._give(self._states)
-        self._settle(self.length)
-
     def snapshot(self) -> Snapshot:
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
-        windows = tuple(layer.conv_states[0] for layer in self.recurrent)
-        return Snapshot(self.length, self._states, windows, tuple(layer.snapshot() for layer in self.attention))
+        return Snapshot(self._committed, tuple(layer.snapshot() for layer in self.attention))
 
     def restore(self, mark: Snapshot) -> None:
-        self._states = mark.states
-        self._give(mark.states)
-        for layer, window in zip(self.recurrent, mark.windows, strict=True):
-            layer.conv_states[0] = window
-            layer.has_previous_state[0] = window is not None
-            layer.tape = None
         for layer, attention in zip(self.attention, mark.attention, strict=True):
             layer.restore(attention)
-        self._settle(mark.length)
+        self._committed = mark.committed
+        self.abort()

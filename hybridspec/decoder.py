@@ -148,7 +148,7 @@ def continue_decoding(
     while remaining:
         begun = clock()
         wanted = min(k, remaining - 1, session.room - 1)
-        proposal = drafting.propose(wanted) if wanted > 0 else Proposal()
+        proposal = drafting.propose(wanted).first(wanted) if wanted > 0 else Proposal()
         drafted = clock()
         logits = session.verify([last, *proposal.tokens])
         if sampling.greedy:

@@ -39,9 +39,6 @@ class RecomputeCache:
         self.length += keep if complete else 0
         return complete or keep == 0
 
-    def commit_prefill(self, tokens: int) -> None:
-        self.length += tokens
-
     def abort(self) -> None:
         if self._saved is not None:
             self.cache, self._saved, self.pending = self._saved, None, 0

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hybridspec import adapters
 from hybridspec.cache import RollbackCache, layer_types
-from hybridspec.errors import InputError, ModelLoadError, UnsupportedLayerError
+from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
 from hybridspec.recompute import RecomputeCache
 from hybridspec.selftest import check_rollback
 from hybridspec.session import Session
@@ -38,8 +38,7 @@ class TargetRunner:
         rollback: RollbackMode = "tape",
         path: Path | None = None,
     ) -> None:
-        if rollback not in get_args(RollbackMode):
-            raise InputError(f"unknown rollback {rollback!r}: choose one of {', '.join(get_args(RollbackMode))}")
+        check_mode(rollback)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.rollback: RollbackMode = rollback
@@ -68,16 +67,22 @@ class TargetRunner:
             ModelLoadError: the folder or a part of it is missing or broken; names it and says what to do.
         """
         folder = Path(path)
+        check_mode(rollback)
         check_folder(folder)
         disable_progress_bar()
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:
             raise ModelLoadError(f"{folder}: transformers could not load this checkpoint: {error}") from error
+        # transformers fills what is missing with random numbers and a line in a log.
+        broken = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+        if broken:
+            raise ModelLoadError(f"{folder}: {len(broken)} tensors are missing or misshapen, the first is {broken[0]}")
         runner = cls(model.to(device), tokenizer, rollback, folder.resolve())
-        if rollback == "tape":
-            check_rollback(runner)
+        check_rollback(runner)
         return runner
 
     def start(self, prompt: Sequence[int]) -> Session:
@@ -89,6 +94,10 @@ class TargetRunner:
         """
         if not len(prompt):
             raise InputError("the prompt is empty: give at least one token")
+        if len(prompt) > self.max_length:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens, {self.name} takes {self.max_length}. Shorten it."
+            )
         session = Session(self)
         try:
             session.prefill(list(prompt[:-1]))
@@ -135,7 +144,10 @@ class TargetRunner:
         """
         if not text.strip():
             raise InputError("the prompt is empty: give some text")
-        return self.tokenizer(text)["input_ids"]
+        tokens = self.tokenizer(text)["input_ids"]
+        if not tokens:
+            raise InputError(f"the prompt {text!r} gives no token with the tokenizer of {self.name}")
+        return tokens
 
     @property
     def stop_tokens(self) -> frozenset[int]:
@@ -159,6 +171,11 @@ class TargetRunner:
                     f"{self.name}: layer {index} ({type(layer).__name__} of {self.config.model_type!r}) has a "
                     "recurrence that is not known here, so its tokens cannot be taken back. Use rollback='recompute'."
                 )
+
+
+def check_mode(rollback: str) -> None:
+    if rollback not in get_args(RollbackMode):
+        raise InputError(f"unknown rollback {rollback!r}: choose one of {', '.join(get_args(RollbackMode))}")
 
 
 def check_folder(folder: Path) -> None:

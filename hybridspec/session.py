@@ -1,10 +1,10 @@
 """One sequence on a model: feed blocks, look at the logits, keep what you like, take the rest back."""
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from hybridspec.adapters import recording
@@ -64,14 +64,15 @@ class Session:
         if self._pending:
             raise SessionError("commit the pending block before a prefill")
         for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
-            if len(part) <= SHORT_BLOCK and isinstance(self.cache, RollbackCache):
+            part = list(tokens[start : start + chunk])
+            if len(part) <= SHORT_BLOCK or isinstance(self.cache, RecomputeCache):
                 self._feed(part, last_only=True)
                 self.commit(len(part))
             else:
-                self._guarded(part, last_only=True)
-                self.cache.commit_prefill(len(part))
-                self.tokens += part
+                with self._intact():
+                    self._runner.forward(self.cache, part, self.length, last_only=True)
+                    self.cache.commit_prefill(len(part))
+                    self.tokens += part
 
     def verify(self, block: Sequence[int]) -> Tensor:
         """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.
@@ -90,38 +91,51 @@ class Session:
         """Keeps the first ``keep`` pending tokens; every layer becomes as if it had never seen the others."""
         if not 0 <= keep <= len(self._pending):
             raise SessionError(f"cannot keep {keep} of {len(self._pending)} pending tokens")
-        kept, self._pending = self._pending[:keep], []
-        if self.cache.commit(keep) is False:
-            self._guarded(kept, last_only=True)
-            self.cache.commit_prefill(len(kept))
-        self.tokens += kept
+        kept = self._pending[:keep]
+        with self._intact():
+            complete = self.cache.commit(keep) is not False
+            self._pending = []
+        if complete:
+            self.tokens += kept
+        else:
+            self._feed(kept, last_only=True)
+            self.commit(keep)
 
-    def snapshot(self) -> tuple[list[int], object]:
-        """A mark to :meth:`restore` to, any number of times. Commit first."""
-        return list(self.tokens), self.cache.snapshot()
+    def snapshot(self) -> "Mark":
+        """A mark that this session can :meth:`restore`, any number of times. Commit first."""
+        return Mark(self, tuple(self.tokens), self.cache.snapshot())
 
-    def restore(self, mark: tuple[list[int], object]) -> None:
-        tokens, state = mark
-        self.cache.restore(state)
-        self.tokens, self._pending = list(tokens), []
+    def restore(self, mark: "Mark") -> None:
+        """Returns to a mark; pending tokens are dropped.
+
+        Raises:
+            SessionError: the mark is another session's. Nothing changes then.
+        """
+        if mark.session is not self:
+            raise SessionError("the mark was taken from another session: restore it there")
+        self.cache.restore(mark.state)
+        self.tokens, self._pending = list(mark.tokens), []
 
     def _feed(self, block: Sequence[int], last_only: bool = False) -> Tensor:
-        cache = self.cache
-        cache.begin_block()
-        tape = isinstance(cache, RollbackCache)
-        with recording() if tape else nullcontext():
-            logits = self._guarded(block, last_only)
-        cache.end_block(len(block))
-        self._pending += block
+        """A forward pass whose tokens stay pending."""
+        with self._intact():
+            cache = self.cache
+            cache.begin_block()
+            with recording() if isinstance(cache, RollbackCache) else nullcontext():
+                logits = self._runner.forward(cache, block, self.length + len(self._pending), last_only)
+            cache.end_block(len(block))
+            self._pending = [*self._pending, *block]
         return logits
 
-    def _guarded(self, block: Sequence[int], last_only: bool) -> Tensor:
-        """A forward pass that leaves the committed state intact when it is interrupted."""
-        cache = self.cache
+    @contextmanager
+    def _intact(self) -> Iterator[None]:
+        """Whatever fails inside, an interrupt too, leaves the committed tokens and drops the pending ones."""
         try:
-            return self._runner.forward(cache, block, self.length + len(self._pending), last_only)
+            yield
         except BaseException:
-            cache.abort()
+            self.cache.abort()
+            # The cache may have settled on more tokens just before the interrupt.
+            self.tokens = [*self.tokens, *self._pending][: self.cache.length]
             self._pending = []
             raise
 
@@ -140,5 +154,10 @@ class Session:
         return f"Session({state})"
 
 
-def argmax_tokens(logits: Tensor) -> list[int]:
-    return torch.argmax(logits, -1).tolist()
+@dataclass(frozen=True)
+class Mark:
+    """A position of a session, made by :meth:`Session.snapshot`."""
+
+    session: Session
+    tokens: tuple[int, ...]
+    state: object

@@ -6,7 +6,8 @@ from torch import Tensor
 from hybridspec.cache import AttentionLayer, RecurrentLayer, RollbackCache
 from hybridspec.session import Session
 
-#: Largest allowed difference, in units of max(1, largest entry). fp32 rounding through 8 layers stays under a third of it.
+#: Largest allowed difference, in units of the largest entry. fp32 rounding through 8 layers and 600 tokens stays under
+#: a third of it, with tape and recompute alike.
 TOLERANCE = 1e-5
 
 
@@ -35,7 +36,7 @@ def held_tensors(session: Session) -> dict[str, Tensor]:
 def assert_close(actual: Tensor, expected: Tensor, name: str) -> None:
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
     error = (actual - expected).abs().max().item()
-    limit = TOLERANCE * max(1.0, expected.abs().max().item())
+    limit = TOLERANCE * expected.abs().max().item()
     assert error <= limit, f"{name}: differs by {error:.2e}, more than {limit:.2e}"
 
 
@@ -52,12 +53,12 @@ def fresh(session: Session, tokens: list[int]) -> Session:
 
 
 def assert_holds(session: Session, tokens: list[int]) -> None:
-    """The session is as if it had only ever seen ``tokens``: in what it holds, and in what it computes and keeps next."""
+    """As if the session had only ever seen ``tokens``: in what it holds, and in what it computes and keeps next."""
     assert session.tokens == tokens
     assert session.length == len(tokens)
     expected = fresh(session, tokens)
     assert_same_tensors(session, expected)
-    # The states that a rollback starts from are not those that a forward pass reads: use both, once whole and once in part.
+    # The states that a rollback starts from are not those that a forward pass reads: use both.
     for block, keep in (([3, 1, 4], 2), ([1, 5], 2)):
         assert_close(session.verify(block), expected.verify(block), "next logits")
         for each in (session, expected):

@@ -1,4 +1,7 @@
-"""How many examples Hypothesis tries: a short reproducible run by default, a long random one with --hypothesis-profile=search."""
+"""How many examples Hypothesis tries: a short reproducible run by default, a long random search on request.
+
+``pytest --hypothesis-profile=search`` looks for new counterexamples.
+"""
 
 from hypothesis import HealthCheck, settings
 

@@ -15,7 +15,8 @@ def gated_delta_rule(
 ) -> tuple[Array, list[Array]]:
     """Outputs ``[B, H, T, V]`` and the ``T + 1`` states ``[B, H, K, V]`` after 0, 1, ..., T tokens, in float64.
 
-    Gated Delta Networks (arXiv 2412.06464), equation 10: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, o_t = S_t^T q_t.
+    Gated Delta Networks (arXiv 2412.06464), transposed: S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T and
+    o_t = S_t^T q_t.
     """
     q, k, v, g, b = (x.double().numpy() for x in (query, key, value, log_decay, beta))
     batch, heads, tokens, key_size = k.shape
@@ -35,7 +36,7 @@ def gated_delta_rule(
 
 
 def causal_convolution(window: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Array:
-    """Depthwise convolution of ``window [B, C, kernel + T]`` fed one input at a time; outputs of the last T, in float64."""
+    """Depthwise convolution of ``window [B, C, kernel + T]``, one input at a time: the last T outputs, in float64."""
     inputs, weights = window.double().numpy(), weight.double().numpy()
     kernel = weights.shape[-1]
     outputs = []

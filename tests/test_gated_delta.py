@@ -1,7 +1,7 @@
-"""The short form of the gated delta rule and its rollback equal the token-by-token rule, whatever the shapes and decays.
+"""The short form of the gated delta rule and its rollback equal the token-by-token rule, whatever shapes and decays.
 
-Tolerance: fp32 inputs against a float64 twin. Relative to the largest entry (at least 1) it is 1e-5, plus what fp32 loses in
-``exp(total_i - total_j)``: half a unit in the last place of the largest cumulative log decay, 6e-8 of it, a few times over.
+Tolerance: fp32 inputs against a float64 twin. Relative to the largest entry (at least 1) it is 1e-5, plus what fp32
+loses in ``exp(total_i - total_j)``: 6e-8 (half a unit in the last place) of the largest sum of log decays, four times.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hybridspec.recurrence import gated_delta
+from hybridspec.recurrence import tape as tape_module
 from hybridspec.recurrence.gated_delta import Tape
 from tests import reference
 from tests.examples import examples
@@ -99,7 +100,7 @@ def test_outputs_and_every_rollback_equal_the_twin(block: Block) -> None:
     actual, tape = gated_delta.verify(*block)
     assert_near(actual, outputs, block.tolerance, "outputs")
     for keep in range(block.tokens + 1):
-        assert_near(gated_delta.rollback(block.state, tape, keep), states[keep], block.tolerance, f"state after {keep}")
+        assert_near(tape_module.rollback(block.state, tape, keep), states[keep], block.tolerance, f"state after {keep}")
     if before is not None:
         assert torch.equal(block.state, before), "a verify pass or a rollback changed the state it started from"
 
@@ -110,9 +111,9 @@ def test_each_row_keeps_its_own_number_of_tokens(block: Block, data: st.DataObje
     batch = block.key.shape[0]
     keep = data.draw(st.lists(st.integers(0, block.tokens), min_size=batch, max_size=batch))
     _, tape = gated_delta.verify(*block)
-    rows = gated_delta.rollback(block.state, tape, torch.tensor(keep))
+    rows = tape_module.rollback(block.state, tape, torch.tensor(keep))
     for row, count in enumerate(keep):
-        alone = gated_delta.rollback(block.state, tape, count)[row]
+        alone = tape_module.rollback(block.state, tape, count)[row]
         assert_near(rows[row], alone, block.tolerance, f"row {row}, {count} tokens")
 
 
@@ -128,13 +129,13 @@ def test_two_joined_blocks_are_one_block(block: Block, data: st.DataObject) -> N
         out, tape = gated_delta.verify(*piece, block.log_decay[..., part], block.beta[..., part], state)
         halves.append(tape)
         outputs.append(out)
-        state = gated_delta.rollback(state, tape, out.shape[-2])
-    joined = gated_delta.join(halves)
+        state = tape_module.rollback(state, tape, out.shape[-2])
+    joined = tape_module.join(halves)
     assert_near(torch.cat(outputs, -2), whole, block.tolerance, "outputs")
     assert_near(joined.write, whole_tape.write, block.tolerance, "writes")
     for keep in range(block.tokens + 1):
-        expected = gated_delta.rollback(block.state, whole_tape, keep)
-        assert_near(gated_delta.rollback(block.state, joined, keep), expected, block.tolerance, f"state after {keep}")
+        expected = tape_module.rollback(block.state, whole_tape, keep)
+        assert_near(tape_module.rollback(block.state, joined, keep), expected, block.tolerance, f"state after {keep}")
 
 
 @examples(40)
@@ -148,11 +149,11 @@ def test_stacked_layers_roll_back_like_each_layer(block: Block, layers: int, dat
     each = [block._replace(value=block.value * (i + 1), log_decay=block.log_decay / (i + 1)) for i in range(layers)]
     tapes = [gated_delta.verify(*layer)[1] for layer in each]
     states = None if block.state is None else torch.stack([block.state * (i + 1) for i in range(layers)])
-    stacked = gated_delta.stack(tapes)
+    stacked = tape_module.stack(tapes)
     for count in (keep, per_row):
-        together = gated_delta.rollback(states, stacked, count)
+        together = tape_module.rollback(states, stacked, count)
         for i, tape in enumerate(tapes):
-            alone = gated_delta.rollback(None if states is None else states[i], tape, count)
+            alone = tape_module.rollback(None if states is None else states[i], tape, count)
             assert_near(together[i], alone, block.tolerance, f"layer {i}")
 
 
@@ -164,7 +165,7 @@ def test_longest_blocks_of_the_short_form(tokens: int) -> None:
     outputs, states = reference.gated_delta_rule(*block)
     actual, tape = gated_delta.verify(*block)
     assert_near(actual, outputs, block.tolerance, "outputs")
-    assert_near(gated_delta.rollback(block.state, tape, tokens - 1), states[tokens - 1], block.tolerance, "state")
+    assert_near(tape_module.rollback(block.state, tape, tokens - 1), states[tokens - 1], block.tolerance, "state")
 
 
 def test_a_forgotten_state_leaves_no_trace_and_no_nan() -> None:
@@ -174,7 +175,7 @@ def test_a_forgotten_state_leaves_no_trace_and_no_nan() -> None:
     outputs, tape = gated_delta.verify(*block._replace(state=1e6 * block.state))
     lean, _ = gated_delta.verify(*block._replace(state=None))
     assert torch.allclose(outputs, lean, atol=1e-5)
-    assert gated_delta.rollback(1e6 * block.state, tape, 20).isfinite().all()
+    assert tape_module.rollback(1e6 * block.state, tape, 20).isfinite().all()
 
 
 def test_tokens_that_are_not_kept_do_not_matter() -> None:
@@ -182,12 +183,12 @@ def test_tokens_that_are_not_kept_do_not_matter() -> None:
     torch.manual_seed(1)
     block = make_block((1, 2, 6), (4, 4), ("random", "weak", "random"), state=True)
     _, tape = gated_delta.verify(*block)
-    expected = gated_delta.rollback(block.state, tape, 3)
+    expected = tape_module.rollback(block.state, tape, 3)
     spoiled = Tape(*(part.clone() for part in tape))
     spoiled.log_decay[..., 3:] = float("nan")
     spoiled.key[..., 3:, :] = float("nan")
     spoiled.write[..., 3:, :] = float("nan")
-    assert torch.equal(gated_delta.rollback(block.state, spoiled, 3), expected)
+    assert torch.equal(tape_module.rollback(block.state, spoiled, 3), expected)
 
 
 def test_normalisation_matches_the_formula_and_survives_zero() -> None:

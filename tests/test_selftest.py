@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, BambaConfig, PreTrainedModel, Qwe
 
 from hybridspec import cache
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.recurrence import gated_delta
+from hybridspec.recurrence import tape as tape_module
 from hybridspec.runner import TargetRunner
 from hybridspec.selftest import check_rollback
 from tests.tiny import tiny_model
@@ -81,11 +81,11 @@ def test_a_model_without_known_layer_types_is_refused() -> None:
 
 def test_a_wrong_rollback_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """What transformers does today: the recurrent state keeps the rejected tokens."""
-    right = gated_delta.rollback
+    right = tape_module.rollback
 
-    def stale(state: torch.Tensor | None, tape: gated_delta.Tape, keep: int) -> torch.Tensor:
+    def stale(state: torch.Tensor | None, tape: tape_module.Tape, keep: int) -> torch.Tensor:
         return right(state, tape, tape.key.shape[-2])
 
-    monkeypatch.setattr(cache.gated_delta, "rollback", stale)
-    with pytest.raises(UnsupportedLayerError, match="logits are off"):
+    monkeypatch.setattr(cache, "rollback", stale)
+    with pytest.raises(UnsupportedLayerError, match="after a rollback"):
         check_rollback(TargetRunner(tiny_model()))

@@ -1,9 +1,11 @@
-"""Whatever was fed, kept, taken back and restored: a session holds what one that only ever saw the committed tokens holds."""
+"""Whatever was fed, kept, taken back and restored, a session is as if it had only ever seen the committed tokens."""
 
+import copy
 import random
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +92,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("name", ["plain", "grouped", "draft"])
-@examples(14)
+@examples(10)
 @given(steps=operations, prompt=st.integers(1, 6), seed=st.integers(0, 2**20))
 def test_any_sequence_of_operations(
     make_runner: MakeRunner, name: str, steps: list[tuple[str, float]], prompt: int, seed: int
@@ -232,25 +234,21 @@ def test_logits_stay_as_returned(make_runner: MakeRunner, mode: str) -> None:
 
 
 def test_the_comparison_would_notice(make_runner: MakeRunner) -> None:
-    """Every tensor is looked at, is not zero, and differs by much more than the tolerance once the tokens differ."""
+    """Every tensor is looked at, and differs by much more than the tolerance once one token differs."""
     for mode in MODES:
         session, other = (make_runner("plain", mode).start([*tokens, 0]) for tokens in ([5, 6, 7], [5, 6, 8]))
         ours, theirs = held_tensors(session), held_tensors(other)
         # Three linear layers with window and state, one attention layer with keys and values.
         assert len(ours) == 8
         for name, tensor in ours.items():
-            assert (tensor - theirs[name]).abs().max() > 1000 * TOLERANCE, name
+            assert (tensor - theirs[name]).abs().max() > 1000 * TOLERANCE * tensor.abs().max(), name
         perturbed(session)
         with pytest.raises(AssertionError):
             assert_same_tensors(session, fresh(session, [5, 6, 7]))
 
 
 def test_states_stay_fp32_in_a_bf16_model(make_model: Callable) -> None:
-    """Half-precision weights: the recurrent state keeps the precision that transformers keeps it in, through a rollback."""
-    import copy
-
-    import torch
-
+    """Half-precision weights: the recurrent state keeps the precision that transformers keeps it in."""
     model = copy.deepcopy(make_model("plain")).to(torch.bfloat16)
     for mode in MODES:
         session: Session = TargetRunner(model, rollback=mode).start([5, 6, 7])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hybridspec.drafts.training import data, distil, outputs, target
+from hybridspec.drafts.training import data, distil, outputs, target, unloop
 from hybridspec.drafts.training.data import WindowSampler, is_permissive, read_corpus
 from hybridspec.drafts.training.kernels import training_kernels
 from hybridspec.drafts.training.optimizer import MuonAdamW, orthogonalise
@@ -173,3 +173,22 @@ def test_tasks_copy_faithfully() -> None:
     for d in repeats[:50]:
         question, answer = d.split("<|assistant|>\n")
         assert answer.strip() in question
+
+
+def test_loops_are_found_and_records_that_differ_are_not() -> None:
+    loop = [1, 2, 3, 4, *[7, 8, 9] * 6, 5]
+    records = [t for i in range(8) for t in (20, 21, 22, 30 + i)]
+    length = max(len(loop), len(records))
+    rows = torch.tensor([row + [60 + i for i in range(length - len(row))] for row in (loop, records)])
+    mask = unloop.loop_mask(rows, first=4)
+    assert mask[0].nonzero().flatten().tolist() == list(range(4 + 3 + unloop.GRACE, 4 + 18))
+    assert not mask[1].any()
+    assert not unloop.loop_mask(rows, first=40).any()
+
+
+def test_unlikelihood_by_hand() -> None:
+    logits = torch.log(torch.tensor([[[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]]]))
+    tokens, mask = torch.tensor([[0, 2]]), torch.tensor([[True, True]])
+    expected = -(np.log(0.5) + np.log(0.4)) / 2
+    assert unloop.unlikelihood(logits, tokens, mask).item() == pytest.approx(expected, rel=1e-5)
+    assert unloop.unlikelihood(logits, tokens, mask & False).item() == 0.0

@@ -1,7 +1,7 @@
 """Tiny random Qwen3.5 models whose every parameter matters: built once per set of arguments and shared by the tests."""
 
 import copy
-from functools import lru_cache
+from functools import cache
 
 import torch
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 VOCABULARY = 96
 
 
-@lru_cache(maxsize=None)
+@cache
 def tiny_model(
     *,
     layers: int = 4,
@@ -22,8 +22,8 @@ def tiny_model(
 ) -> PreTrainedModel:
     """A random model of width 32, three linear-attention layers to one full-attention layer unless told otherwise.
 
-    Embeddings are untied and weights wide (``spread``): a random model with tied embeddings or narrow weights repeats one
-    token, and any comparison of its outputs is empty.
+    Embeddings are untied: a random model with tied ones repeats one token, and any comparison of its outputs is empty.
+    ``spread`` is the weights' standard deviation: with wide weights a random model amplifies rounding a thousandfold.
     """
     config = Qwen3_5TextConfig(
         vocab_size=vocabulary,
@@ -53,9 +53,9 @@ def tiny_model(
     return model
 
 
-@lru_cache(maxsize=None)
+@cache
 def noisy_copy(noise: float, **arguments: object) -> PreTrainedModel:
-    """The model of these arguments with ``noise`` of each weight's own scale added: a draft that is often, not always, right."""
+    """The model of these arguments with ``noise`` of each weight's own scale added: often, not always, right."""
     model = copy.deepcopy(tiny_model(**arguments))
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(17)

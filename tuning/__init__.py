@@ -1,0 +1,1 @@
+"""The tuner: workloads, paired measurement, cost model, study, profile."""

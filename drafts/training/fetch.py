@@ -22,7 +22,7 @@ def require(sources: Iterable[Source], raw: Path) -> None:
     if not missing:
         return
     lines = [
-        f"  {source.root(raw)}\n    {source.kind}: {shlex.join(source.commands()[-1])}, unpacked into {source.folder(raw)}"
+        f"  {source.root(raw)}\n    {shlex.join(source.commands()[-1])}   (unpacked into {source.folder(raw)})"
         for source in missing
     ]
     raise FileNotFoundError(

@@ -1,7 +1,7 @@
 """Seeded generators of two corpus domains: log files in five common formats, and word problems with worked answers.
 
-The order of the draws is part of the corpus: another order gives other documents under the same keys, and the split into
-training and held-out text would no longer match the workloads that were cut from the held-out part.
+The order of the draws is part of the corpus: another order gives other documents under the same keys, and then the
+workloads that were cut from the held-out part are no longer held out.
 """
 
 import datetime
@@ -10,20 +10,25 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-NOUNS = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+NOUNS = _words(
     "alpha beta gamma delta api auth billing cache cart catalog checkout config data email events export feed files "
     "gateway graph image index invoice jobs ledger mail media metrics notify order payment photo pricing profile proxy "
     "queue report search session shipping sync tasks token user video web worker"
-).split()
+)
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi")
 SECONDS_BETWEEN_LINES = (0, 1, 1, 2, 3, 5, 8)
 MILLISECONDS = (1, 2, 3, 4, 7, 12, 18, 25, 40, 120)
 STATUS_CODES = (200, 200, 200, 200, 201, 204, 304, 404, 500)
 
-PEOPLE = (
+PEOPLE = _words(
     "Anna Ben Carla David Emma Felix Grace Henry Iris Jack Kate Leo Maria Noah Olga Paul Rosa Sam Tina Victor"
-).split()
-THINGS = "apples books coins marbles pencils stickers cookies cards shells stamps eggs oranges bottles tickets".split()
+)
+THINGS = _words("apples books coins marbles pencils stickers cookies cards shells stamps eggs oranges bottles tickets")
 
 
 @dataclass

@@ -4,8 +4,8 @@ One triangular inverse by doubling replaces the LAPACK solves of the chunked gat
 is a sum of shifted products, and the norms use the fused operator. Only training without a cache is served.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -85,20 +85,32 @@ def _gated_norm(self: torch.nn.Module, x: Tensor, gate: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), self.weight, self.variance_epsilon) * F.silu(gate)
 
 
+REPLACED = [
+    (modeling, "torch_chunk_gated_delta_rule", chunk_gated_delta_rule),
+    (modeling, "causal_conv1d_fn", causal_conv1d),
+    (modeling.Qwen3_5RMSNorm, "forward", _norm),
+    (modeling.Qwen3_5RMSNormGated, "forward", _gated_norm),
+]
+NATIVE = [(owner, name, getattr(owner, name)) for owner, name, _ in REPLACED]
+
+
 @contextmanager
-def training_kernels() -> Iterator[None]:
-    """Swaps the faster functions in while the block runs."""
-    replaced = [
-        (modeling, "torch_chunk_gated_delta_rule", chunk_gated_delta_rule),
-        (modeling, "causal_conv1d_fn", causal_conv1d),
-        (modeling.Qwen3_5RMSNorm, "forward", _norm),
-        (modeling.Qwen3_5RMSNormGated, "forward", _gated_norm),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+def _swapped(functions: list[tuple[object, str, Callable]]) -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in functions]
     try:
-        for owner, name, function in replaced:
+        for owner, name, function in functions:
             setattr(owner, name, function)
         yield
     finally:
-        for owner, name, function in originals:
+        for owner, name, function in before:
             setattr(owner, name, function)
+
+
+def training_kernels() -> AbstractContextManager[None]:
+    """Swaps the faster functions in while the block runs."""
+    return _swapped(REPLACED)
+
+
+def native_kernels() -> AbstractContextManager[None]:
+    """Swaps transformers' own functions back in, for decoding with a cache inside a training block."""
+    return _swapped(NATIVE)

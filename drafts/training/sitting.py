@@ -70,11 +70,18 @@ class Sitting:
     """
 
     def __init__(
-        self, out: Path, models: dict[str, nn.Module], minutes: float, processes: Processes, save_every: float = 120.0
+        self,
+        out: Path,
+        models: dict[str, nn.Module],
+        minutes: float,
+        processes: Processes,
+        save_every: float = 120.0,
+        muon_lr: float = 0.02,
+        adam_lr: float = 4e-3,
     ) -> None:
         self.out, self.models, self.processes, self.save_every = out, models, processes, save_every
         self.budget = 60.0 * minutes
-        self.optimizers = {name: MuonAdamW(model) for name, model in models.items()}
+        self.optimizers = {name: MuonAdamW(model, muon_lr, adam_lr) for name, model in models.items()}
         self.step = 0
         self.tokens = 0
         self.trained_seconds = 0.0

@@ -40,7 +40,7 @@ class Source:
     def commands(self) -> list[list[str]]:
         """Ways to download the package into the current folder, best first.
 
-        Debian keeps only a package's newest revision, so the recorded one may be gone: the second way takes that newest.
+        Debian keeps only a package's newest revision, so the recorded one may be gone: the second way takes the newest.
         """
         if self.kind == "pypi":
             return [[sys.executable, "-m", "pip", "download", "--no-deps", f"{self.package}=={self.version}"]]
@@ -61,6 +61,7 @@ SOURCES: tuple[Source, ...] = (
     _standard_library("libpython3.11-minimal", "3.11.2-6+deb12u9"),
     _standard_library("libpython3.11-stdlib", "3.11.2-6+deb12u9"),
     _standard_library("python3-distutils", "3.11.2-3"),
+    _standard_library("python3-tk", "3.11.2-3"),
     _wheel("click", "8.5.1", "click", "BSD-3-Clause", ("code", "chat")),
     _wheel("rich", "15.0.0", "rich", "MIT"),
     _wheel("jinja2", "3.1.6", "jinja2", "BSD-3-Clause"),
