@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoder import Statistics, continue_decoding, decode
 from hybridspec.drafts.base import Proposal
 from hybridspec.drafts.same_architecture import SameArchitectureDraft, SameArchitectureDrafting
 from hybridspec.errors import ContextLengthError, IncompatiblePairError, InputError, SessionError
 from hybridspec.runner import TargetRunner
+from hybridspec.sampling import Sampling
 from hybridspec.session import Session
 
 MakeRunner = Callable[..., TargetRunner]
@@ -64,6 +65,25 @@ def test_a_draft_with_a_shorter_context_falls_silent(make_runner: MakeRunner, mo
     assert [t.id for t in decode(target, PROMPT, draft=SameArchitectureDraft(draft), **options)] == expected
     assert statistics.accepted == statistics.drafted > 0
     assert statistics.steps[-2].drafted == 0
+
+
+@every_mode
+def test_the_loop_fills_the_context_before_it_gives_up(make_runner: MakeRunner, mode: str) -> None:
+    """On a session that is nearly full: blocks shrink to the room, and every token that fits comes out."""
+    target = make_runner("plain", mode, context=20)
+    expected = [t.id for t in decode(target, PROMPT, max_new_tokens=10, stop_tokens=NEVER)]
+    with target.start(PROMPT) as session:
+        drafting = SameArchitectureDraft(make_runner("plain", mode)).start(PROMPT, Sampling())
+        options = {"k": 4, "sampling": Sampling(), "generator": None, "stop_tokens": NEVER, "statistics": Statistics()}
+        tokens = continue_decoding(session, drafting, PROMPT[-1], max_new_tokens=100, **options)
+        taken: list[int] = []
+        with pytest.raises(ContextLengthError):
+            for token in tokens:
+                taken.append(token.id)
+        # The token after the last place needs no place itself.
+        assert taken[:10] == expected
+        assert len(taken) == 11
+        assert session.room == 0
 
 
 REFUSED = {

@@ -139,3 +139,36 @@ def test_failure_between_the_passes(
     if session.room < runner.max_length - session.length:
         session.commit(0)
     assert_holds(session, list(session.tokens))
+
+
+@pytest.mark.parametrize("operation", ["commit", "long prefill", "restore", "restore into a longer buffer"])
+@pytest.mark.parametrize("call", [1, 3])
+def test_interrupt_while_states_are_put_in_place(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch, operation: str, call: int
+) -> None:
+    """A new position reaches the layers one by one. Half way, the session is still at the old one or at the new."""
+    session: Session = make_runner("plain", "tape").start([5, 6, 7])
+    mark = session.snapshot()
+    if operation == "restore into a longer buffer":
+        session.prefill([9] * 600)
+    session.verify([1, 2, 3])
+    if operation != "commit":
+        session.commit(3)
+    original, calls = cache.RecurrentLayer.set_window, [0]
+
+    def set_window(self: cache.RecurrentLayer, window: object) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            raise KeyboardInterrupt
+        original(self, window)
+
+    monkeypatch.setattr(cache.RecurrentLayer, "set_window", set_window)
+    with pytest.raises(KeyboardInterrupt):
+        if operation == "commit":
+            session.commit(2)
+        elif operation == "long prefill":
+            session.prefill(LONG)
+        else:
+            session.restore(mark)
+    monkeypatch.undo()
+    assert_holds(session, list(session.tokens))

@@ -127,6 +127,7 @@ class Sitting:
         begun_at, begun_seconds, begun_tokens = time.time(), self.trained_seconds, self.tokens
         cpu_at = time.process_time()
         logged = saved = begun_at
+        fresh = True
         while self.processes.agree(float(self.stop_asked or self.progress >= 1.0)) == 0.0:
             losses, tokens = train_step(self.step, self.progress)
             self.processes.average_gradients(self.models.values())
@@ -137,6 +138,10 @@ class Sitting:
             self.step += 1
             self.tokens += tokens * self.processes.count
             now = time.time()
+            if fresh:
+                # The first step compiles, which is not training.
+                fresh, begun_at, begun_tokens, cpu_at = False, now, self.tokens, time.process_time()
+                logged = saved = now
             self.trained_seconds = self.processes.agree(begun_seconds + now - begun_at)
             for name, value in losses.items():
                 averages[name] = averages.get(name, value) * 0.9 + value * 0.1
