@@ -3,11 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hybridspec.sampling import Sampling
+
+if TYPE_CHECKING:
+    from hybridspec.runner import TargetRunner
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Draft(ABC):
 
     #: Name in tables and profiles.
     name: str
+
+    def check_pair(self, target: "TargetRunner") -> None:
+        """Raises :class:`~hybridspec.errors.IncompatiblePairError` if this draft cannot serve ``target``."""
+        return
 
     @abstractmethod
     def start(self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None) -> Drafting:

@@ -22,6 +22,7 @@ class SameArchitectureDraft(Draft):
     def __init__(self, runner: TargetRunner) -> None:
         self.runner = runner
         self.name = runner.name
+        self._checked: TargetRunner | None = None
 
     def start(
         self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None
@@ -30,12 +31,15 @@ class SameArchitectureDraft(Draft):
 
     def check_pair(self, target: TargetRunner) -> None:
         """Raises :class:`IncompatiblePairError` unless both models number the same tokens alike."""
+        if target is self._checked:
+            return
         if self.runner.vocab_size != target.vocab_size:
             raise IncompatiblePairError(
                 f"vocab_size differs: {target.vocab_size} in target {target.name}, "
                 f"{self.runner.vocab_size} in draft {self.name}"
             )
         if target.tokenizer is None or self.runner.tokenizer is None:
+            self._checked = target
             return
         ours, theirs = target.tokenizer.get_vocab(), self.runner.tokenizer.get_vocab()
         if ours != theirs:
@@ -45,6 +49,7 @@ class SameArchitectureDraft(Draft):
                 f"the tokenizers of target {target.name} and draft {self.name} differ in {len(differing)} tokens, "
                 f"for example {first!r}: id {ours.get(first)} in the target, {theirs.get(first)} in the draft"
             )
+        self._checked = target
 
 
 class SameArchitectureDrafting(Drafting):

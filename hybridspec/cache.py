@@ -69,14 +69,10 @@ class AttentionLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.length
 
-    def snapshot(self) -> tuple[KeyValueBuffer | None, int]:
-        if self.buffer is not None:
-            self.buffer.protected = max(self.buffer.protected, self.length)
-        return self.buffer, self.length
-
-    def restore(self, mark: tuple[KeyValueBuffer | None, int]) -> None:
-        buffer, self.length = mark
-        self._use(buffer)
+    def go_to(self, buffer: KeyValueBuffer | None, length: int) -> None:
+        if buffer is not self.buffer:
+            self._use(buffer)
+        self.length = length
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -139,19 +135,15 @@ LAYERS = {"full_attention": AttentionLayer, "linear_attention": RecurrentLayer}
 
 @dataclass(frozen=True)
 class Committed:
-    """The states of all recurrent layers at a position: ``states [layers, B, H, K, V]`` and a window per layer."""
+    """All layers at a position: ``states [layers, B, H, K, V]``, a convolution window and a key-value buffer per layer.
+
+    As long as nobody writes over its part of the buffers, a cache can return to it; see :meth:`RollbackCache.snapshot`.
+    """
 
     length: int
     states: Tensor | None
     windows: tuple[Tensor | None, ...]
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A position in a sequence that the same cache can return to, any number of times."""
-
-    committed: Committed
-    attention: tuple[tuple[KeyValueBuffer | None, int], ...]
+    buffers: tuple[KeyValueBuffer | None, ...]
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
@@ -181,7 +173,7 @@ class RollbackCache(Cache):
         self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
         self.pending = 0
         # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
-        self._committed = Committed(0, None, (None,) * len(self.recurrent))
+        self._committed = Committed(0, None, (None,) * len(self.recurrent), (None,) * len(self.attention))
         self._advanced: Tensor | None = None  # states after all but the last pending block
         self._blocks: list[Tape] = []
 
@@ -201,6 +193,11 @@ class RollbackCache(Cache):
         if self.recurrent:
             self._blocks.append(stack([layer.take_tape() for layer in self.recurrent]))
         self.pending += tokens
+        if any(layer.length != self.length + self.pending for layer in self.attention):
+            raise UnsupportedLayerError(
+                "an attention layer did not put its tokens into the cache, so they cannot be taken back. "
+                "Use rollback='recompute'."
+            )
 
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens and takes the others back."""
@@ -222,7 +219,7 @@ class RollbackCache(Cache):
 
     def _settle(self, length: int, states: Tensor | None, keep: int, own_windows: bool) -> None:
         windows = tuple(layer.window(keep, own_windows) for layer in self.recurrent)
-        self._committed = Committed(length, states, windows)
+        self._committed = Committed(length, states, windows, tuple(layer.buffer for layer in self.attention))
         self.abort()
 
     def abort(self) -> None:
@@ -235,20 +232,25 @@ class RollbackCache(Cache):
         for layer, window in zip(self.recurrent, committed.windows, strict=True):
             layer.set_window(window)
             layer.tape = None
-        for layer in self.attention:
-            layer.length = committed.length
+        for layer, buffer in zip(self.attention, committed.buffers, strict=True):
+            layer.go_to(buffer, committed.length)
 
     def _give(self, states: Tensor | None) -> None:
         for index, layer in enumerate(self.recurrent):
             layer.set_state(None if states is None else states[index])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Committed:
+        """The committed position, protected from being written over."""
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
-        return Snapshot(self._committed, tuple(layer.snapshot() for layer in self.attention))
+        for buffer in self._committed.buffers:
+            if buffer is not None:
+                buffer.protected = max(buffer.protected, self.length)
+        return self._committed
 
-    def restore(self, mark: Snapshot) -> None:
-        for layer, attention in zip(self.attention, mark.attention, strict=True):
-            layer.restore(attention)
-        self._committed = mark.committed
+    def is_at(self, mark: Committed) -> bool:
+        return self._committed is mark
+
+    def restore(self, mark: Committed) -> None:
+        self._committed = mark
         self.abort()

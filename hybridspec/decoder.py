@@ -112,6 +112,8 @@ def decode(
     check_length(target, prompt, max_new_tokens, k)
     if k and draft is None:
         raise InputError(f"K = {k} needs a draft: give one, or K = 0 for plain decoding")
+    if draft is not None:
+        draft.check_pair(target)
     with ExitStack() as stack:
         session = stack.enter_context(target.start(prompt))
         drafting = stack.enter_context(draft.start(prompt, sampling, generator)) if k else None

@@ -13,41 +13,49 @@ from hybridspec.errors import SessionError
 
 
 class RecomputeCache:
-    """transformers' own dynamic cache, with the copy that a rollback returns to."""
+    """transformers' own dynamic cache: a block runs on a copy, which replaces the original when all of it is kept."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         self.cache = DynamicCache(config=config)
-        self.length = 0
         self.pending = 0
-        self._saved: DynamicCache | None = None
+        # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
+        self._committed: tuple[DynamicCache, int] = (self.cache, 0)
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return self._committed[1]
 
     def begin_block(self) -> None:
         if not self.pending:
-            self._saved = copy.deepcopy(self.cache)
+            self.cache = copy.deepcopy(self._committed[0])
 
     def end_block(self, tokens: int) -> None:
         self.pending += tokens
 
     def commit(self, keep: int) -> bool:
-        """True if the cache already holds exactly the kept tokens; False if it went back and they must be fed again."""
+        """True if the cache now holds exactly the kept tokens; False if it went back and they must be fed again."""
         if not 0 <= keep <= self.pending:
             raise SessionError(f"cannot keep {keep} of {self.pending} pending tokens")
         complete = keep == self.pending
-        if not complete:
-            self.cache = self._saved
-        self._saved, self.pending = None, 0
-        self.length += keep if complete else 0
+        if complete:
+            self._committed = (self.cache, self.length + keep)
+        self.abort()
         return complete or keep == 0
 
     def abort(self) -> None:
-        if self._saved is not None:
-            self.cache, self._saved, self.pending = self._saved, None, 0
+        """Drops everything pending, also after a forward pass or a commit that failed half way."""
+        self.cache, self.pending = self._committed[0], 0
 
-    def snapshot(self) -> tuple[int, DynamicCache]:
+    def snapshot(self) -> tuple[DynamicCache, int]:
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
-        return self.length, copy.deepcopy(self.cache)
+        # Blocks run on copies, so the committed cache is never written again.
+        return self._committed
 
-    def restore(self, mark: tuple[int, DynamicCache]) -> None:
-        self.length, cache = mark
-        self.cache, self._saved, self.pending = copy.deepcopy(cache), None, 0
+    def is_at(self, mark: tuple[DynamicCache, int]) -> bool:
+        return self._committed is mark
+
+    def restore(self, mark: tuple[DynamicCache, int]) -> None:
+        self._committed = mark
+        self.abort()

@@ -8,6 +8,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hybridspec.errors import InputError
 
+LOWEST_TEMPERATURE = 1e-4
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -24,8 +26,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise InputError(f"temperature must be 0 (greedy) or more, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top-k must be at least 1, not {self.top_k}")
+        if 0.0 < self.temperature < LOWEST_TEMPERATURE:
+            raise InputError(f"temperature {self.temperature} is too low to divide by: use 0 for greedy")
+        if self.top_k is not None and (self.top_k < 1 or self.top_k != int(self.top_k)):
+            raise InputError(f"top-k must be a whole number of at least 1, not {self.top_k}")
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise InputError(f"top-p must be above 0 and at most 1, not {self.top_p}")
 
@@ -47,7 +51,8 @@ class Sampling:
     def probabilities(self, logits: Tensor) -> Tensor:
         """``[T, vocab]`` logits to fp32 distributions of the same shape. Needs a temperature above 0."""
         unused_ids = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device)
-        return self.warpers()(unused_ids, logits.float()).softmax(-1)
+        # On the CPU, where one generator serves all draws: token by token, a device would be asked for each number.
+        return self.warpers()(unused_ids, logits.float()).softmax(-1).cpu()
 
 
 def draw(probabilities: Tensor, generator: torch.Generator | None) -> int:

@@ -22,14 +22,14 @@ SHORT_BLOCK = 32
 class Session:
     """Made by :meth:`TargetRunner.start`; a context manager that frees its state on every way out.
 
-    ``tokens`` are the committed ones. A target and a draft use the same class.
+    A target and a draft use the same class.
     """
 
     def __init__(self, runner: "TargetRunner") -> None:
         self._runner = runner
         self._cache: RollbackCache | RecomputeCache | None = runner.new_cache()
-        self.tokens: list[int] = []
-        self._pending: list[int] = []
+        # What the cache was fed: its committed tokens come first, then its pending ones.
+        self._fed: list[int] = []
 
     def __enter__(self) -> "Session":
         return self
@@ -40,7 +40,7 @@ class Session:
     def close(self) -> None:
         """Frees the state. A closed session can do nothing more."""
         self._cache = None
-        self._pending = []
+        self._fed = []
 
     @property
     def cache(self) -> "RollbackCache | RecomputeCache":
@@ -49,19 +49,24 @@ class Session:
         return self._cache
 
     @property
+    def tokens(self) -> list[int]:
+        """The committed tokens."""
+        return self._fed[: self._cache.length] if self._cache else []
+
+    @property
     def length(self) -> int:
         """Number of committed tokens."""
-        return len(self.tokens)
+        return self.cache.length
 
     @property
     def room(self) -> int:
         """Tokens that still fit into the model's context, pending ones taken off."""
-        return self._runner.max_length - self.length - len(self._pending)
+        return self._runner.max_length - self.cache.length - self.cache.pending
 
     def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
         """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory)."""
         self._check(tokens)
-        if self._pending:
+        if self.cache.pending:
             raise SessionError("commit the pending block before a prefill")
         for start in range(0, len(tokens), chunk):
             part = list(tokens[start : start + chunk])
@@ -69,10 +74,9 @@ class Session:
                 self._feed(part, last_only=True)
                 self.commit(len(part))
             else:
-                with self._intact():
-                    self._runner.forward(self.cache, part, self.length, last_only=True)
+                with self._intact(part) as position:
+                    self._runner.forward(self.cache, part, position, last_only=True)
                     self.cache.commit_prefill(len(part))
-                    self.tokens += part
 
     def verify(self, block: Sequence[int]) -> Tensor:
         """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.
@@ -89,15 +93,13 @@ class Session:
 
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens; every layer becomes as if it had never seen the others."""
-        if not 0 <= keep <= len(self._pending):
-            raise SessionError(f"cannot keep {keep} of {len(self._pending)} pending tokens")
-        kept = self._pending[:keep]
+        cache = self.cache
+        if not 0 <= keep <= cache.pending:
+            raise SessionError(f"cannot keep {keep} of {cache.pending} pending tokens")
+        kept = self._fed[cache.length : cache.length + keep]
         with self._intact():
-            complete = self.cache.commit(keep) is not False
-            self._pending = []
-        if complete:
-            self.tokens += kept
-        else:
+            complete = cache.commit(keep) is not False
+        if not complete:
             self._feed(kept, last_only=True)
             self.commit(keep)
 
@@ -113,30 +115,38 @@ class Session:
         """
         if mark.session is not self:
             raise SessionError("the mark was taken from another session: restore it there")
-        self.cache.restore(mark.state)
-        self.tokens, self._pending = list(mark.tokens), []
+        cache, tokens = self.cache, list(mark.tokens)
+        try:
+            cache.restore(mark.state)
+            self._fed = tokens
+        except BaseException:
+            cache.abort()
+            if cache.is_at(mark.state):
+                self._fed = tokens
+            raise
 
     def _feed(self, block: Sequence[int], last_only: bool = False) -> Tensor:
         """A forward pass whose tokens stay pending."""
-        with self._intact():
+        with self._intact(block) as position:
             cache = self.cache
             cache.begin_block()
             with recording() if isinstance(cache, RollbackCache) else nullcontext():
-                logits = self._runner.forward(cache, block, self.length + len(self._pending), last_only)
+                logits = self._runner.forward(cache, block, position, last_only)
             cache.end_block(len(block))
-            self._pending = [*self._pending, *block]
         return logits
 
     @contextmanager
-    def _intact(self) -> Iterator[None]:
-        """Whatever fails inside, an interrupt too, leaves the committed tokens and drops the pending ones."""
+    def _intact(self, block: Sequence[int] = ()) -> Iterator[int]:
+        """Adds ``block`` to the fed tokens and gives its position.
+
+        Whatever fails inside, an interrupt too, leaves the committed tokens and drops the pending ones.
+        """
+        position = self.cache.length + self.cache.pending
         try:
-            yield
+            self._fed = [*self._fed[:position], *block]
+            yield position
         except BaseException:
             self.cache.abort()
-            # The cache may have settled on more tokens just before the interrupt.
-            self.tokens = [*self.tokens, *self._pending][: self.cache.length]
-            self._pending = []
             raise
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -150,7 +160,7 @@ class Session:
             raise InputError(f"token {bad} is outside the model's vocabulary of {self._runner.vocab_size}")
 
     def __repr__(self) -> str:
-        state = "closed" if self._cache is None else f"{self.length} tokens, {len(self._pending)} pending"
+        state = "closed" if self._cache is None else f"{self.length} tokens, {self.cache.pending} pending"
         return f"Session({state})"
 
 

@@ -18,7 +18,7 @@ def held_tensors(session: Session) -> dict[str, Tensor]:
     held: dict[str, Tensor | None] = {}
     for index, layer in enumerate(layers):
         if isinstance(layer, AttentionLayer):
-            assert layer.length == session.length + len(session._pending), f"layer {index} counts other tokens"
+            assert layer.length == session.length + session.cache.pending, f"layer {index} counts other tokens"
             if layer.buffer is not None:
                 held[f"{index} keys"] = layer.buffer.keys[..., : layer.length, :]
                 held[f"{index} values"] = layer.buffer.values[..., : layer.length, :]
