@@ -1,6 +1,5 @@
 """The shipped pair on the shipped prompts: the invariants on a real hybrid model."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,13 +137,3 @@ def test_chat_template_matches_the_training_format() -> None:
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
     assert text == "<|endoftext|><|user|>\nHi\n<|assistant|>\n"
-
-
-def test_greedy_output_does_not_loop_after_a_few_words(target: TargetRunner) -> None:
-    """The first 40 tokens of most greedy outputs must not be a short cycle repeated."""
-    loops = []
-    for path in WORKLOADS.values():
-        for prompt in load_workload(path).prompts[:3]:
-            out = [t.id for t in decode(target, target.encode(prompt.text), max_new_tokens=40)]
-            loops.append(len(out) == 40 and any(out[8 + p :] == out[8:-p] for p in range(1, 9)))
-    assert sum(loops) / len(loops) < 0.25, json.dumps(loops)
