@@ -45,12 +45,12 @@ def tune(
         "hybridspec-tune"
     ),
     longest: Annotated[int, typer.Option("--max-k", min=1, help="Longest draft length to consider.")] = 8,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt.")] = 64,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt.")] = 48,
     trials: Annotated[int, typer.Option(min=1, help="Draft lengths to measure per workload.")] = 5,
     seconds: Annotated[
         float, typer.Option(min=0, help="Time limit per workload after its first three trials; 0: none.")
-    ] = 22.0,
+    ] = 14.0,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
