@@ -20,7 +20,7 @@ from hybridspec.drafts.base import Draft
 from hybridspec.errors import HybridspecError, InputError
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
-from hybridspec.tuning.cost_model import Costs, acceptance_length, ideal_speedup, measure_costs, predicted_speedup
+from hybridspec.tuning.cost_model import Costs, ideal_speedup, measure_costs, predicted_speedup
 from hybridspec.tuning.trial import PreparedPrompt, measure_pair, speedup, speedup_interval
 from hybridspec.tuning.workloads import Prompt, Workload
 
@@ -259,7 +259,7 @@ def summarise(k: int, pairs: Sequence) -> Measurement:
         interval=speedup_interval(pairs),
         cpu_speedup=speedup(pairs, "cpu_seconds"),
         acceptance_rate=statistics.acceptance_rate,
-        acceptance_length=statistics.acceptance_length or acceptance_length([], k),
+        acceptance_length=statistics.acceptance_length,
         acceptance_by_position=statistics.acceptance_by_position(),
         tokens=tokens,
         plain_tokens_per_second=sum(len(p.plain.tokens) for p in pairs) / sum(p.plain.wall_seconds for p in pairs),
