@@ -64,14 +64,23 @@ def balanced_sample(corpus: dict[str, list[str]], characters_each: int = 2_500_0
             taken += len(document[:20_000])
 
 
-def prepare(corpus_folder: Path, out: Path, vocab_size: int = 2048, characters_each: int = 16_000_000) -> None:
+def prepare(
+    corpus_folder: Path,
+    out: Path,
+    vocab_size: int = 2048,
+    characters_each: int = 16_000_000,
+    tokenizer_folder: Path | None = None,
+) -> None:
     """Writes ``out/tokenizer/`` and ``out/<domain>.bin`` (uint16 token ids, each document opened by
-    ``<|endoftext|>``).
+    ``<|endoftext|>``). A tokenizer is trained unless ``tokenizer_folder`` holds one.
     """
     corpus = read_corpus(corpus_folder)
     corpus["tasks"] = task_documents(corpus["code"], corpus["docs"] + corpus["prose"])
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(balanced_sample(corpus), vocab_size)
+    if tokenizer_folder is None:
+        tokenizer = train_tokenizer(balanced_sample(corpus), vocab_size)
+    else:
+        tokenizer = load_tokenizer(tokenizer_folder)
     tokenizer.save_pretrained(out / "tokenizer")
     tokenizer = load_tokenizer(out / "tokenizer")
     for domain, documents in sorted(corpus.items()):
@@ -118,8 +127,9 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vocab-size", type=int, default=2048)
+    parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer to keep, to train a saved model further")
     arguments = parser.parse_args()
-    prepare(arguments.corpus, arguments.out, arguments.vocab_size)
+    prepare(arguments.corpus, arguments.out, arguments.vocab_size, tokenizer_folder=arguments.tokenizer)
 
 
 if __name__ == "__main__":

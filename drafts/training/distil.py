@@ -3,10 +3,11 @@
     torchrun --nproc-per-node 2 -m hybridspec.drafts.training.distil --target RUN/target --data DATA \
         --outputs RUN/outputs.npy --out RUN/drafts --minutes 25
 
-All drafts learn from one forward pass of the frozen target. They start from its embeddings.
+All drafts learn from one forward pass of the frozen target. They start from its embeddings and final norm.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,17 +26,19 @@ DRAFTS = {"draft-2-layers": (2, 512), "draft-4-layers": (4, 384)}
 
 
 def make_draft(target: Qwen3_5ForCausalLM, layers: int, intermediate_size: int, seed: int) -> Qwen3_5ForCausalLM:
+    """A fresh draft with the target's embeddings and final norm: what the target's head reads is scaled by that norm."""
     draft = make_model(make_config(layers, target.config.vocab_size, intermediate_size), seed)
     with torch.no_grad():
         draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        draft.model.norm.weight.copy_(target.model.norm.weight)
     return draft
 
 
 class OutputPool:
     """Rows of the target's own outputs; the same (seed, step, rank) always gives the same rows."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.rows, self.seed = np.load(path), seed
+    def __init__(self, paths: Sequence[Path], seed: int) -> None:
+        self.rows, self.seed = np.concatenate([np.load(path) for path in paths]), seed
 
     def batch(self, step: int, rank: int, rows: int, length: int) -> Tensor:
         rng = np.random.default_rng([self.seed, step, rank, 1])
@@ -46,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--outputs", type=Path, required=True, help="file written by the outputs step")
+    parser.add_argument("--outputs", type=Path, required=True, nargs="+", help="files written by the outputs step")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=25.0, help="time budget over all sittings")
     parser.add_argument(

@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 -m hybridspec.drafts.training.target --data DATA --out RUN --minutes 120
 
-Interrupt it at will; the same command goes on from the checkpoint.
+Interrupt it at will; the same command goes on from the checkpoint. A finished model is trained further with ``--continue-from
+RUN/target --rate 0.5 --seed N`` and a new ``--out``.
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from hybridspec.drafts.training.data import WindowSampler
 from hybridspec.drafts.training.kernels import training_kernels
@@ -79,15 +80,22 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens per window, a multiple of 32")
     parser.add_argument("--threads", type=int, default=1, help="threads per process")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--continue-from", type=Path, help="saved model to train further, with a fresh optimizer")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates; 0.5 suits --continue-from")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
     sampler = WindowSampler(arguments.data, seed=arguments.seed)
     tokenizer = load_tokenizer(arguments.data / "tokenizer")
-    model = make_model(make_config(arguments.layers, len(tokenizer)), arguments.seed)
+    if arguments.continue_from is None:
+        model = make_model(make_config(arguments.layers, len(tokenizer)), arguments.seed)
+    else:
+        load = AutoModelForCausalLM.from_pretrained
+        model = load(arguments.continue_from, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True).train()
     with Processes() as processes, training_kernels():
-        sitting = Sitting(arguments.out, {"target": model}, arguments.minutes, processes)
+        rates = {"muon_lr": 0.02 * arguments.rate, "adam_lr": 4e-3 * arguments.rate}
+        sitting = Sitting(arguments.out, {"target": model}, arguments.minutes, processes, **rates)
         if arguments.compile:
             compile_layers(model)
 
