@@ -1,39 +1,25 @@
 """The seam to transformers: which of its functions is which recurrence, and how a tape gets out of it.
 
-Every modeling file looks its recurrence up as a module global under one of a few names, and hands what it returns as
-the final state to ``cache.update_recurrent_state``. So the global is wrapped once per module; while one of our
-sessions records, the wrapper returns the tape in place of the final state, and our cache layer takes it. Any other
-use of the model runs the original.
+Every modeling file looks its recurrence up as a module global under one of a few names. So the global is wrapped once
+per module; while one of our sessions records, the wrapper runs the short form, leaves a tape and returns an empty
+final state, and our cache layer claims the tape. Any other use of the model runs the original.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybridspec.recurrence import convolution, gated_delta
-
-_recording: ContextVar[bool] = ContextVar("hybridspec_recording", default=False)
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """While it is open, wrapped recurrences leave a tape instead of a final state (in this thread or task only)."""
-    token = _recording.set(True)
-    try:
-        yield
-    finally:
-        _recording.reset(token)
+from hybridspec.recording import Recording, current
+from hybridspec.recurrence import channel_delta, convolution, gated_delta, selective_scan, ssd
 
 
-def _gated_delta_rule(native: Callable) -> Callable:
-    @functools.wraps(native)
-    def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, *arguments: object, **options: object) -> tuple:
-        if not _recording.get():
-            return native(query, key, value, *arguments, **options)
+def _delta_rule(native: Callable, verify: Callable) -> Callable:
+    """``f(query, key, value, g=, beta=, initial_state=, ...)`` on ``[B, T, H, d]``, gated or by channel."""
+
+    def recorded(now: Recording, query: Tensor, key: Tensor, value: Tensor, *_: object, **options: object) -> tuple:
         log_decay, beta, state = options["g"], options["beta"], options.get("initial_state")
         dtype = query.dtype
         # [B, T, H, d] -> [B, H, T, d], states and tapes in fp32 whatever the weights are.
@@ -45,47 +31,245 @@ def _gated_delta_rule(native: Callable) -> Callable:
         if groups > 1:
             query, key = query.repeat_interleave(groups, 1), key.repeat_interleave(groups, 1)
         log_decay, beta = log_decay.transpose(1, 2).float(), beta.transpose(1, 2).float()
-        outputs, tape = gated_delta.verify(query, key, value, log_decay, beta, state)
-        return outputs.transpose(1, 2).to(dtype), tape
+        outputs, tape = verify(query, key, value, log_decay, beta, state)
+        now.tapes.append(tape)
+        return outputs.transpose(1, 2).to(dtype), outputs.new_empty(0)
 
-    return gated_delta_rule
+    return _when_recording(native, recorded)
+
+
+def _gated_delta_rule(native: Callable) -> Callable:
+    return _delta_rule(native, gated_delta.verify)
+
+
+def _channel_delta_rule(native: Callable) -> Callable:
+    return _delta_rule(native, channel_delta.verify)
+
+
+def _time_steps(step: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    """The discretisation step as transformers rounds it, then fp32."""
+    if bias is not None:
+        step = step + bias.to(step.dtype)
+    return (F.softplus(step) if softplus else step).float()
+
+
+def _ssd_scan(native: Callable) -> Callable:
+    """``mamba2_chunk_scan``: ``x [B, T, H, P]``, ``dt [B, T, H]``, ``A [H]``, ``B`` and ``C [B, T, G, N]``."""
+
+    def recorded(
+        now: Recording,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        *_: object,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        initial_states: Tensor | None = None,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **__: object,
+    ) -> tuple:
+        step = _time_steps(dt, dt_bias, dt_softplus)
+        # A clamp that the one-token path lacks: a verify pass must compute what decoding computes.
+        if now.purpose == "prefill":
+            step = step.clamp(*dt_limit)
+        inputs, write, read = (a.transpose(1, 2).float() for a in (x, B, C))
+        outputs, tape = ssd.verify(inputs, step.transpose(1, 2), A.float(), write, read, initial_states)
+        now.tapes.append(tape)
+        outputs = outputs.transpose(1, 2)
+        if D is not None:
+            outputs = outputs + x.float() * D.float().unsqueeze(-1)
+        # Callers take views of it.
+        return outputs.contiguous(), outputs.new_empty(0)
+
+    return _when_recording(native, recorded)
+
+
+def _ssd_step(native: Callable) -> Callable:
+    """``mamba2_selective_state_update``: one token, every argument broadcast to ``[B, H, P]`` or ``[H, P, N]``; the
+    original overwrites the state in place.
+    """
+
+    def recorded(
+        now: Recording,
+        state: Tensor,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        **_: object,
+    ) -> Tensor:
+        step = _time_steps(dt[..., :1], None if dt_bias is None else dt_bias[..., :1], dt_softplus)
+        inputs, write, read = (a.unsqueeze(2).float() for a in (x, B, C))
+        outputs, tape = ssd.verify(inputs, step, A[:, 0, 0].float(), write, read, state)
+        now.states.tapes.append(tape)
+        outputs = outputs[:, :, 0]
+        if D is not None:
+            outputs = outputs + x.float() * D.float()
+        if z is not None:
+            outputs = outputs * F.silu(z.float())
+        return outputs.to(x.dtype)
+
+    return _when_recording(native, recorded)
+
+
+def _selective_scan(native: Callable) -> Callable:
+    """``mamba_selective_scan``: ``x`` and ``dt [B, I, T]``, ``A [I, N]``, ``B`` and ``C [B, N, T]``.
+
+    The original starts from zeros whatever the cache holds, so long chunks run our own scan too.
+    """
+
+    def recorded(
+        now: Recording,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **_: object,
+    ) -> Tensor | tuple:
+        state = None if now.states is None else now.states.get(0)
+        if state is not None and state.ndim == 4:
+            # Zamba scans its groups of heads one after the other.
+            state = state[:, len(now.tapes)]
+        step = _time_steps(dt, None if delta_bias is None else delta_bias.unsqueeze(-1), delta_softplus)
+        block = (x.float(), step, A.float(), B.float().mT, C.float().mT)
+        if now.purpose == "advance":
+            outputs, final = selective_scan.scan(*block, state)
+            now.tapes.append(None)
+        else:
+            outputs, tape = selective_scan.verify(*block, state)
+            now.tapes.append(tape)
+            final = outputs.new_empty(0)
+        if D is not None:
+            outputs = outputs + x * D.float().unsqueeze(-1)
+        if z is not None:
+            outputs = outputs * F.silu(z)
+        return (outputs, final) if return_last_state else outputs
+
+    return _when_recording(native, recorded, advance=True)
+
+
+def _selective_step(native: Callable) -> Callable:
+    """``mamba_selective_state_update``: one token of ``[B, I]``; the original overwrites the state in place."""
+
+    def recorded(
+        now: Recording,
+        state: Tensor,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        **_: object,
+    ) -> Tensor:
+        step = _time_steps(dt, dt_bias, dt_softplus).unsqueeze(-1)
+        block = (x.float().unsqueeze(-1), step, A.float(), B.float().unsqueeze(1), C.float().unsqueeze(1))
+        outputs, tape = selective_scan.verify(*block, state)
+        now.states.tapes.append(tape)
+        outputs = outputs[..., 0]
+        if D is not None:
+            outputs = outputs + x * D.float()
+        if z is not None:
+            outputs = outputs * F.silu(z)
+        return outputs.to(x.dtype)
+
+    return _when_recording(native, recorded)
 
 
 def _causal_convolution(native: Callable) -> Callable:
-    @functools.wraps(native)
-    def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: object) -> Tensor:
-        activation = options.get("activation")
-        if not _recording.get() or activation not in (None, "silu", "swish"):
-            return native(x, weight, bias, **options)
+    def recorded(
+        _: Recording,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **options: object,
+    ) -> Tensor:
+        if activation not in (None, "silu", "swish"):
+            return native(x, weight, bias, activation=activation, **options)
         return convolution.verify(x, weight, bias, activation)
 
-    return causal_convolution
+    return _when_recording(native, recorded)
+
+
+def _convolution_step(native: Callable) -> Callable:
+    """``causal_conv1d_update``: the original shifts the window in place, even where the cache asks to keep the past."""
+
+    def recorded(
+        now: Recording,
+        x: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **_: object,
+    ) -> Tensor:
+        windows, index = now.window
+        return convolution.verify(windows.append(index, x, weight.shape[-1]), weight, bias, activation)
+
+    return _when_recording(native, recorded)
+
+
+def _when_recording(native: Callable, recorded: Callable, advance: bool = False) -> Callable:
+    """Calls ``recorded(recording, ...)`` while a session records, ``native(...)`` otherwise and, unless ``advance``,
+    for long chunks.
+    """
+
+    @functools.wraps(native)
+    def wrapper(*arguments: object, **options: object) -> object:
+        now = current.get()
+        if now is None or (now.purpose == "advance" and not advance):
+            return native(*arguments, **options)
+        return recorded(now, *arguments, **options)
+
+    wrapper.__hybridspec_native__ = native
+    return wrapper
 
 
 #: Name of a transformers function -> wrapper that records it.
 RECURRENCES: dict[str, Callable[[Callable], Callable]] = {
     "torch_chunk_gated_delta_rule": _gated_delta_rule,
     "torch_recurrent_gated_delta_rule": _gated_delta_rule,
+    "chunk_kimi_delta_attention": _channel_delta_rule,
+    "recurrent_kimi_delta_attention": _channel_delta_rule,
+    "mamba2_chunk_scan": _ssd_scan,
+    "mamba2_selective_state_update": _ssd_step,
+    "mamba_selective_scan": _selective_scan,
+    "mamba_selective_state_update": _selective_step,
 }
-CONVOLUTIONS = {"causal_conv1d_fn": _causal_convolution}
+CONVOLUTIONS = {"causal_conv1d_fn": _causal_convolution, "causal_conv1d_update": _convolution_step}
 
 
 def attach(model: nn.Module) -> set[str]:
-    """Wraps the recurrences of every modeling file that ``model`` uses, once.
+    """Wraps the recurrences and convolutions of every modeling file that ``model`` uses, once.
 
     Returns:
-        names of the modeling modules that have one.
+        names of the modeling modules that have a recurrence.
     """
     names = {type(m).__module__ for m in model.modules()}
     found = set()
     for module in (sys.modules[name] for name in names if name.startswith("transformers.models.")):
-        if not any(hasattr(module, name) for name in RECURRENCES):
-            continue
-        found.add(module.__name__)
+        if any(hasattr(module, name) for name in RECURRENCES):
+            found.add(module.__name__)
         for name, wrapper in {**RECURRENCES, **CONVOLUTIONS}.items():
             native = getattr(module, name, None)
             if native is not None and not hasattr(native, "__hybridspec_native__"):
-                wrapped = wrapper(native)
-                wrapped.__hybridspec_native__ = native
-                setattr(module, name, wrapped)
+                setattr(module, name, wrapper(native))
     return found

@@ -2,196 +2,111 @@
 alike.
 
 Tokens enter in blocks. A block stays pending until ``commit(keep)``; nothing committed is ever written by a block.
-Recurrent states and convolution windows are replaced, not mutated, so a snapshot costs nothing; keys and values share
-one buffer that is copied only if a restored session writes over positions that another snapshot still needs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionLayer
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import Cache
 
 from hybridspec.errors import SessionError, UnsupportedLayerError
-from hybridspec.recurrence.tape import Tape, join, rollback, stack
+from hybridspec.layers import GROWTH, AttentionLayer, LayerState, RecurrentLayer, rollback_layers
+from hybridspec.recurrence.tape import join, rollback, stack
 
-GROWTH = 512
-
-
-@dataclass
-class KeyValueBuffer:
-    """Storage that snapshots share; positions below ``protected`` belong to one of them."""
-
-    keys: Tensor
-    values: Tensor
-    protected: int = 0
-
-    @property
-    def capacity(self) -> int:
-        return self.keys.shape[-2]
-
-
-class AttentionLayer(DynamicLayer):
-    """Keys and values of one full-attention layer in a buffer that grows by steps; a rollback moves the length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.length = 0
-        self.buffer: KeyValueBuffer | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        start, end = self.length, self.length + key_states.shape[-2]
-        if self.buffer is None or end > self.buffer.capacity or start < self.buffer.protected:
-            self._use(self._larger(key_states, value_states, end))
-        self.buffer.keys[..., start:end, :] = key_states
-        self.buffer.values[..., start:end, :] = value_states
-        self.length = end
-        return self.buffer.keys[..., :end, :], self.buffer.values[..., :end, :]
-
-    def _larger(self, keys: Tensor, values: Tensor, length: int) -> KeyValueBuffer:
-        """A new buffer with room for ``length`` tokens and some growth, holding the present ones."""
-        room = -(-(length + length // 2) // GROWTH) * GROWTH
-        fresh = KeyValueBuffer(*(x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (keys, values)))
-        if self.buffer is not None:
-            fresh.keys[..., : self.length, :] = self.buffer.keys[..., : self.length, :]
-            fresh.values[..., : self.length, :] = self.buffer.values[..., : self.length, :]
-        return fresh
-
-    def _use(self, buffer: KeyValueBuffer | None) -> None:
-        self.buffer = buffer
-        self.is_initialized = buffer is not None
-        self.keys, self.values = (None, None) if buffer is None else (buffer.keys, buffer.values)
-        if buffer is not None:
-            self.dtype, self.device = buffer.keys.dtype, buffer.keys.device
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def go_to(self, buffer: KeyValueBuffer | None, length: int) -> None:
-        if buffer is not self.buffer:
-            self._use(buffer)
-        self.length = length
-
-
-class RecurrentLayer(LinearAttentionLayer):
-    """Convolution window and recurrent state of one linear-attention layer, both as of the last advance.
-
-    ``record_past`` stays on: it makes transformers' mixers take their left context from ``update_conv_state`` for one
-    token as for many.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_past = True
-        self.tape: Tape | None = None
-        self.kernel = 0
-
-    def update_conv_state(
-        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **_: object
-    ) -> Tensor:
-        """Appends ``[B, C, T]`` inputs and returns ``[B, C, kernel + T]``; a fresh sequence starts from zeros."""
-        if not self.has_previous_state[state_idx]:
-            self.kernel = conv_kernel_size or conv_states.shape[-1]
-            self.conv_states[state_idx] = conv_states.new_zeros(*conv_states.shape[:-1], self.kernel)
-            self.has_previous_state[state_idx] = self.is_conv_states_initialized[state_idx] = True
-        self.conv_states[state_idx] = torch.cat([self.conv_states[state_idx], conv_states], -1)
-        return self.conv_states[state_idx][..., -self.kernel - conv_states.shape[-1] :]
-
-    def update_recurrent_state(self, recurrent_states: "Tensor | Tape", state_idx: int = 0, **_: object) -> object:
-        if isinstance(recurrent_states, Tape):
-            self.tape = recurrent_states
-        else:
-            self.recurrent_states[state_idx] = recurrent_states
-            self.is_recurrent_states_initialized[state_idx] = True
-        return recurrent_states
-
-    def take_tape(self) -> Tape:
-        if self.tape is None:
-            raise SessionError("a linear-attention layer left no tape: its recurrence is not one that hybridspec wraps")
-        tape, self.tape = self.tape, None
-        return tape
-
-    def window(self, keep: int, own: bool) -> Tensor | None:
-        """The window after ``keep`` pending tokens; ``own`` copies it out of a long block."""
-        grown = self.conv_states.get(0)
-        if grown is None:
-            return None
-        window = grown[..., keep : keep + self.kernel]
-        return window.clone() if own else window
-
-    def set_window(self, window: Tensor | None) -> None:
-        self.conv_states[0] = window
-        self.has_previous_state[0] = self.is_conv_states_initialized[0] = window is not None
-
-    def set_state(self, state: Tensor | None) -> None:
-        self.recurrent_states[0] = state
-        self.is_recurrent_states_initialized[0] = state is not None
-
-
-LAYERS = {"full_attention": AttentionLayer, "linear_attention": RecurrentLayer}
+#: Recurrent states of all layers of one shape, stacked on a leading axis; one entry for each shape.
+Stacked = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
 class Committed:
-    """All layers at a position: ``states [layers, B, H, K, V]``, a convolution window and a key-value buffer per layer.
+    """All layers at a position.
 
     As long as nobody writes over its part of the buffers, a cache can return to it; see :meth:`RollbackCache.snapshot`.
     """
 
     length: int
-    states: Tensor | None
-    windows: tuple[Tensor | None, ...]
-    buffers: tuple[KeyValueBuffer | None, ...]
-
-
-def layer_types(config: PreTrainedConfig) -> list[str]:
-    """The type of each layer; a config without the field is a dense model, all full attention."""
-    kinds = getattr(config, "layer_types", None)
-    return list(kinds) if kinds else ["full_attention"] * config.num_hidden_layers
+    states: Stacked
+    layers: tuple[LayerState, ...]
 
 
 class RollbackCache(Cache):
     """Cache of one sequence (or a batch of equal length) with exact rollback of pending tokens.
 
     Args:
-        kinds: the type of each layer, as from :func:`layer_types`.
+        config: the model's text config; the layers follow transformers' own choice for it.
+        slots: keep a state for each pending token, as serving engines do, instead of the tape: a commit picks one.
 
     Raises:
-        UnsupportedLayerError: a layer type has no rollback here; names its index and type.
+        UnsupportedLayerError: a layer has no rollback here; names its index and class.
     """
 
-    def __init__(self, kinds: Sequence[str]) -> None:
-        for index, kind in enumerate(kinds):
-            if kind not in LAYERS:
-                raise UnsupportedLayerError(
-                    f"layer {index} is {kind!r}: its tokens cannot be taken back by the tape. Use rollback='recompute'."
-                )
-        super().__init__(layers=[LAYERS[kind]() for kind in kinds])
-        self.attention = [layer for layer in self.layers if isinstance(layer, AttentionLayer)]
-        self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+    def __init__(self, config: PreTrainedConfig, slots: bool = False) -> None:
+        super().__init__(layers=rollback_layers(DynamicCache(config=config).layers, config))
+        self.kept: list[AttentionLayer | RecurrentLayer] = []
         self.pending = 0
+        # Layers of one state shape roll back in one product; known once a first pass has shown the shapes.
+        self._groups: list[list[RecurrentLayer]] | None = None
         # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
-        self._committed = Committed(0, None, (None,) * len(self.recurrent), (None,) * len(self.attention))
-        self._advanced: Tensor | None = None  # states after all but the last pending block
-        self._blocks: list[Tape] = []
+        self._committed = Committed(0, (), ())
+        self._advanced: Stacked = ()  # states after all but the last pending block
+        self._blocks: list[list[tuple]] = []  # one tape for each group, for each pending block
+        self._slots: list[Stacked] | None = [] if slots else None
+        self._take_in_layers()
 
     @property
     def length(self) -> int:
         """Number of committed tokens."""
         return self._committed.length
 
+    def _take_in_layers(self) -> None:
+        """Sorts the layers; a looping model appends some of its own in its first forward pass."""
+        kept = [layer for layer in self.layers if isinstance(layer, AttentionLayer | RecurrentLayer)]
+        if len(kept) > len(self.kept):
+            self.attention = [layer for layer in kept if isinstance(layer, AttentionLayer)]
+            self.recurrent = [layer for layer in kept if isinstance(layer, RecurrentLayer)]
+            states = self._committed.layers + (LayerState(),) * (len(kept) - len(self.kept))
+            self._committed = replace(self._committed, layers=states)
+            self.kept = kept
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Also where there is no attention layer to ask, which transformers refuses."""
+        return super().get_seq_length(layer_idx) if self.attention else self.length + self.pending
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **options: object
+    ) -> Tensor:
+        try:
+            return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **options)
+        except UnsupportedLayerError as error:
+            raise UnsupportedLayerError(f"layer {layer_idx}: {error}. Use rollback='recompute'.") from None
+
     def begin_block(self) -> None:
         """Call before each recorded forward pass: brings the states up to date with earlier pending blocks."""
         if self._blocks:
-            self._advanced = rollback(self._advanced, self._blocks[-1], self._blocks[-1].length)
+            last = self._blocks[-1]
+            states = self._advanced or (None,) * len(last)
+            if self._slots is None:
+                self._advanced = tuple(rollback(s, tape, tape.length) for s, tape in zip(states, last, strict=True))
+            else:
+                self._advanced = self._slots[-1]
             self._give(self._advanced)
 
     def end_block(self, tokens: int) -> None:
         """Call after each recorded forward pass of ``tokens`` tokens."""
-        if self.recurrent:
-            self._blocks.append(stack([layer.take_tape() for layer in self.recurrent]))
+        self._take_in_layers()
+        tapes = [(layer, layer.take_tape()) for layer in self.recurrent]
+        tapes = [(layer, tape) for layer, tape in tapes if tape is not None]
+        if self._groups is None:
+            self._groups = grouped([layer for layer, _ in tapes], [tape.state_shape for _, tape in tapes])
+        if len(tapes) != sum(map(len, self._groups)):
+            raise SessionError("a recurrent layer left no tape: its recurrence is not one that hybridspec wraps")
+        by_layer = {id(layer): tape for layer, tape in tapes}
+        if self._groups:
+            self._blocks.append([stack([by_layer[id(layer)] for layer in group]) for group in self._groups])
+        if self._slots is not None and self._groups:
+            self._fill_slots()
         self.pending += tokens
         if any(layer.length != self.length + self.pending for layer in self.attention):
             raise UnsupportedLayerError(
@@ -199,53 +114,75 @@ class RollbackCache(Cache):
                 "Use rollback='recompute'."
             )
 
+    def _fill_slots(self) -> None:
+        states = self._advanced or (None,) * len(self._blocks[-1])
+        for i in range(self._blocks[-1][0].length):
+            states = tuple(rollback(s, t.part(i, i + 1), 1) for s, t in zip(states, self._blocks[-1], strict=True))
+            self._slots.append(states)
+
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens and takes the others back."""
         if not 0 <= keep <= self.pending:
             raise SessionError(f"cannot keep {keep} of {self.pending} pending tokens")
-        states = self._committed.states
-        if self._blocks and keep:
-            before_last = self.pending - self._blocks[-1].length
-            if keep > before_last:
-                states = rollback(self._advanced, self._blocks[-1], keep - before_last)
-            else:
-                states = rollback(states, join(self._blocks), keep)
-        self._settle(self.length + keep, states, keep, own_windows=self.pending > GROWTH)
+        if keep:
+            self._settle(keep, self.pending - keep, self._states_after(keep), own=self.pending > GROWTH)
+        self.abort()
+
+    def _states_after(self, keep: int) -> Stacked:
+        if not self._blocks:
+            return ()
+        if self._slots is not None:
+            return self._slots[keep - 1]
+        before_last = self.pending - self._blocks[-1][0].length
+        if keep > before_last:
+            states, tapes, keep = self._advanced, self._blocks[-1], keep - before_last
+        else:
+            states, tapes = self._committed.states, [join(parts) for parts in zip(*self._blocks, strict=True)]
+        states = states or (None,) * len(tapes)
+        return tuple(rollback(state, tape, keep) for state, tape in zip(states, tapes, strict=True))
 
     def commit_prefill(self, tokens: int) -> None:
         """Keeps an unrecorded forward pass, after which the layers hold final states instead of tapes."""
-        states = torch.stack([layer.recurrent_states[0] for layer in self.recurrent]) if self.recurrent else None
-        self._settle(self.length + tokens, states, tokens, own_windows=True)
-
-    def _settle(self, length: int, states: Tensor | None, keep: int, own_windows: bool) -> None:
-        windows = tuple(layer.window(keep, own_windows) for layer in self.recurrent)
-        self._committed = Committed(length, states, windows, tuple(layer.buffer for layer in self.attention))
+        self._take_in_layers()
+        holding = [layer for layer in self.recurrent if layer.recurrent_states.get(0) is not None]
+        if self._groups is None:
+            self._groups = grouped(holding, [tuple(layer.recurrent_states.get(0).shape) for layer in holding])
+        states = tuple(torch.stack([layer.recurrent_states.get(0) for layer in group]) for group in self._groups)
+        self._settle(tokens, 0, states, own=True)
         self.abort()
+
+    def _settle(self, keep: int, rejected: int, states: Stacked, own: bool) -> None:
+        layers = tuple(layer.state(rejected, own) for layer in self.kept)
+        self._committed = Committed(self.length + keep, states, layers)
 
     def abort(self) -> None:
         """Drops everything pending, also after a forward pass or a commit that failed half way."""
+        self._take_in_layers()
         committed = self._committed
         self.pending = 0
         self._blocks.clear()
+        if self._slots is not None:
+            self._slots.clear()
         self._advanced = committed.states
         self._give(committed.states)
-        for layer, window in zip(self.recurrent, committed.windows, strict=True):
-            layer.set_window(window)
-            layer.tape = None
-        for layer, buffer in zip(self.attention, committed.buffers, strict=True):
-            layer.go_to(buffer, committed.length)
+        for layer, state in zip(self.kept, committed.layers, strict=True):
+            layer.go_to(state, committed.length)
 
-    def _give(self, states: Tensor | None) -> None:
-        for index, layer in enumerate(self.recurrent):
-            layer.set_state(None if states is None else states[index])
+    def _give(self, states: Stacked) -> None:
+        if not states:
+            for layer in self.recurrent:
+                layer.set_state(None)
+        for stacked, group in zip(states, self._groups or (), strict=False):
+            for index, layer in enumerate(group):
+                layer.set_state(stacked[index])
 
     def snapshot(self) -> Committed:
         """The committed position, protected from being written over."""
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
-        for buffer in self._committed.buffers:
-            if buffer is not None:
-                buffer.protected = max(buffer.protected, self.length)
+        for state in self._committed.layers:
+            if state.buffer is not None:
+                state.buffer.protected = max(state.buffer.protected, self.length)
         return self._committed
 
     def is_at(self, mark: Committed) -> bool:
@@ -254,3 +191,11 @@ class RollbackCache(Cache):
     def restore(self, mark: Committed) -> None:
         self._committed = mark
         self.abort()
+
+
+def grouped(layers: list[RecurrentLayer], shapes: list[tuple[int, ...]]) -> list[list[RecurrentLayer]]:
+    """Layers by state shape, in order of appearance."""
+    groups: dict[tuple[int, ...], list[RecurrentLayer]] = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        groups.setdefault(shape, []).append(layer)
+    return list(groups.values())

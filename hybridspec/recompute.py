@@ -6,20 +6,20 @@ the reference in tests.
 """
 
 import copy
-
-from transformers import DynamicCache, PreTrainedConfig
+from typing import Any
 
 from hybridspec.errors import SessionError
 
 
 class RecomputeCache:
-    """transformers' own dynamic cache: a block runs on a copy, which replaces the original when all of it is kept."""
+    """Whatever the model itself keeps: a block runs on a copy, which replaces the original when all of it is kept."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
-        self.cache = DynamicCache(config=config)
+    def __init__(self) -> None:
+        #: What the model returned last; None before the first pass, which makes it.
+        self.cache: Any = None
         self.pending = 0
         # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
-        self._committed: tuple[DynamicCache, int] = (self.cache, 0)
+        self._committed: tuple[Any, int] = (None, 0)
 
     @property
     def length(self) -> int:
@@ -47,15 +47,15 @@ class RecomputeCache:
         """Drops everything pending, also after a forward pass or a commit that failed half way."""
         self.cache, self.pending = self._committed[0], 0
 
-    def snapshot(self) -> tuple[DynamicCache, int]:
+    def snapshot(self) -> tuple[Any, int]:
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
         # Blocks run on copies, so the committed cache is never written again.
         return self._committed
 
-    def is_at(self, mark: tuple[DynamicCache, int]) -> bool:
+    def is_at(self, mark: tuple[Any, int]) -> bool:
         return self._committed is mark
 
-    def restore(self, mark: tuple[DynamicCache, int]) -> None:
+    def restore(self, mark: tuple[Any, int]) -> None:
         self._committed = mark
         self.abort()

@@ -1,23 +1,39 @@
 """TargetRunner: a transformers model whose sequences can take tokens back. Targets and drafts run on the same class."""
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from hybridspec import adapters
-from hybridspec.cache import RollbackCache, layer_types
+from hybridspec.cache import RollbackCache
 from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
+from hybridspec.layers import RecurrentLayer
 from hybridspec.recompute import RecomputeCache
+from hybridspec.recording import Purpose
 from hybridspec.selftest import check_rollback
 from hybridspec.session import Session
 
-RollbackMode = Literal["tape", "recompute"]
+RollbackMode = Literal["auto", "tape", "slots", "recompute"]
+
+#: What the argument is called that carries a model's past, by age of transformers and model.
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
+UNLIMITED = (0.0, float("inf"))
+#: Models that passed the self-test: rollback mode -> whether they must be fed one token at a time.
+_CHECKED: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
 
 
 class TargetRunner:
@@ -25,39 +41,56 @@ class TargetRunner:
 
     Args:
         model: a transformers causal language model in evaluation mode.
-        rollback: ``tape`` (closed form, default) or ``recompute`` (copy and feed again, for any model).
+        rollback: ``tape`` (closed form), ``slots`` (one state per token, as vLLM does), ``recompute`` (copy and feed
+            again, for any model), or ``auto``: ``tape`` where it is known, else ``recompute`` with a warning.
+
+    Attributes:
+        rollback: the mode that runs; never ``auto``.
 
     Raises:
-        UnsupportedLayerError: the model has a layer that the tape cannot take tokens back from; names it.
+        UnsupportedLayerError: the model has a layer that the chosen mode cannot take tokens back from; names it.
     """
 
     def __init__(
         self,
         model: nn.Module,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        rollback: RollbackMode = "tape",
+        rollback: RollbackMode = "auto",
         path: Path | None = None,
     ) -> None:
         check_mode(rollback)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.rollback: RollbackMode = rollback
         self.config = model.config.get_text_config(decoder=True)
         self.path = path
         self.name = path.name if path else self.config.model_type
         self.vocab_size: int = self.config.vocab_size
         self.max_length: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        if rollback == "tape":
-            self._check_tape()
+        self._cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
+        self._takes_positions = "position_ids" in parameters
+        #: A model that continues wrongly from its own cache with more than one token: feed it one at a time.
+        self.one_by_one = any(getattr(m, "time_step_limit", UNLIMITED) != UNLIMITED for m in model.modules())
+        self.rollback: RollbackMode = "tape" if rollback == "auto" else rollback
+        if self.rollback != "recompute":
+            try:
+                check_tape(model, self.config)
+            except UnsupportedLayerError as error:
+                if rollback != "auto":
+                    raise
+                self._fall_back(error)
+        self.check(fall_back=rollback == "auto")
+
+    def _fall_back(self, error: UnsupportedLayerError) -> None:
+        warnings.warn(f"{error} Falling back to rollback='recompute', which is slower.", stacklevel=3)
+        self.rollback = "recompute"
 
     @classmethod
     def from_pretrained(
         cls,
         path: str | Path,
         *,
-        rollback: RollbackMode = "tape",
+        rollback: RollbackMode = "auto",
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> "TargetRunner":
@@ -81,9 +114,32 @@ class TargetRunner:
         broken = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
         if broken:
             raise ModelLoadError(f"{folder}: {len(broken)} tensors are missing or misshapen, the first is {broken[0]}")
-        runner = cls(model.to(device), tokenizer, rollback, folder.resolve())
-        check_rollback(runner)
-        return runner
+        return cls(model.to(device), tokenizer, rollback, folder.resolve())
+
+    def check(self, fall_back: bool = False) -> None:
+        """The self-test of :func:`hybridspec.selftest.check_rollback`, and what can be done when it fails.
+
+        Raises:
+            UnsupportedLayerError: no way of taking tokens back is exact.
+        """
+        passed = _CHECKED.setdefault(self.model, {})
+        if self.rollback in passed:
+            self.one_by_one = passed[self.rollback]
+            return
+        try:
+            check_rollback(self)
+        except UnsupportedLayerError as error:
+            if self.rollback != "recompute":
+                if not fall_back:
+                    raise
+                self._fall_back(error)
+                self.check()
+                return
+            if self.one_by_one:
+                raise
+            self.one_by_one = True
+            check_rollback(self)
+        passed[self.rollback] = self.one_by_one
 
     def start(self, prompt: Sequence[int]) -> Session:
         """Opens a sequence with ``prompt`` committed, except its last token, which opens the first block.
@@ -107,24 +163,37 @@ class TargetRunner:
         return session
 
     def new_cache(self) -> RollbackCache | RecomputeCache:
-        return RollbackCache(layer_types(self.config)) if self.rollback == "tape" else RecomputeCache(self.config)
+        if self.rollback == "recompute":
+            return RecomputeCache()
+        return RollbackCache(self.config, slots=self.rollback == "slots")
+
+    def forward(self, cache: Any, block: Sequence[int], position: int, last_only: bool = False) -> Tensor:
+        """Logits ``[T, vocab]`` of a block that starts at ``position``, or ``[1, vocab]`` of its last token."""
+        return self._call(cache, block, position, last_only).logits[0]
+
+    def forward_natively(
+        self, cache: RecomputeCache, block: Sequence[int], position: int, purpose: Purpose = "verify"
+    ) -> Tensor:
+        """The same on what the model itself keeps, which it returns anew."""
+        single = self.one_by_one and (position > 0 or purpose == "verify")
+        logits = []
+        for start in range(0, len(block), 1 if single else len(block)):
+            part = block[start : start + 1] if single else block
+            output = self._call(cache.cache, part, position + start, last_only=purpose == "prefill")
+            cache.cache = getattr(output, self._cache_argument)
+            logits.append(output.logits[0])
+        return torch.cat(logits)
 
     @torch.inference_mode()
-    def forward(
-        self, cache: RollbackCache | RecomputeCache, block: Sequence[int], position: int, last_only: bool = False
-    ) -> Tensor:
-        """Logits ``[T, vocab]`` of a block that starts at ``position``, or ``[1, vocab]`` of its last token."""
+    def _call(self, cache: Any, block: Sequence[int], position: int, last_only: bool) -> Any:
         device = self.model.device
-        ids = torch.tensor([block], device=device)
-        positions = torch.arange(position, position + len(block), device=device).unsqueeze(0)
-        output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-            **{self._cache_argument: cache.cache if isinstance(cache, RecomputeCache) else cache},
-        )
-        return output.logits[0]
+        options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
+        if self._takes_positions:
+            # Left to themselves, some models restart at 0 for every block.
+            options["position_ids"] = torch.arange(position, position + len(block), device=device).unsqueeze(0)
+        if cache is not None:
+            options[self._cache_argument] = cache
+        return self.model(input_ids=torch.tensor([block], device=device), use_cache=True, **options)
 
     @property
     def fingerprint(self) -> str:
@@ -157,20 +226,24 @@ class TargetRunner:
         value = self.config.eos_token_id if value is None else value
         return frozenset([] if value is None else [value] if isinstance(value, int) else value)
 
-    def _check_tape(self) -> None:
-        """Wraps the recurrences of the model, and refuses a linear-attention layer that calls none of them."""
-        kinds = layer_types(self.config)
-        RollbackCache(kinds)
-        modules = adapters.attach(self.model)
-        if "linear_attention" not in kinds:
-            return
-        layers = next(m for m in self.model.modules() if isinstance(m, nn.ModuleList) and len(m) == len(kinds))
-        for index, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
-            if kind == "linear_attention" and not any(type(m).__module__ in modules for m in layer.modules()):
-                raise UnsupportedLayerError(
-                    f"{self.name}: layer {index} ({type(layer).__name__} of {self.config.model_type!r}) has a "
-                    "recurrence that is not known here, so its tokens cannot be taken back. Use rollback='recompute'."
-                )
+
+def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:
+    """Wraps the recurrences of ``model``.
+
+    Raises:
+        UnsupportedLayerError: a layer keeps its past in a way that is not known here; names its index and class.
+    """
+    cache = RollbackCache(config)
+    modules = adapters.attach(model)
+    if not getattr(model, "_is_stateful", False):
+        return
+    decoder = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == len(cache.layers)), ())
+    for index, (kept, layer) in enumerate(zip(cache.layers, decoder, strict=False)):
+        if isinstance(kept, RecurrentLayer) and not any(type(m).__module__ in modules for m in layer.modules()):
+            raise UnsupportedLayerError(
+                f"layer {index} ({type(layer).__name__} of {config.model_type!r}) has a recurrence that is not known "
+                "here, so its tokens cannot be taken back. Use rollback='recompute'."
+            )
 
 
 def check_mode(rollback: str) -> None:

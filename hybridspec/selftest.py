@@ -31,9 +31,11 @@ def check_rollback(runner: "TargetRunner") -> None:
     tokens = [1 + (i * 7919) % (runner.vocab_size - 1) for i in range(10)]
     kept, rejected = tokens[:7], tokens[7:]
     try:
-        with runner.start(kept[:5]) as session, runner.start(kept) as reference:
+        with runner.start(kept[:5]) as session, runner.start(kept[:5]) as reference:
             session.verify(kept[4:6] + rejected)
             session.commit(2)
+            reference.verify(kept[4:6])
+            reference.commit(2)
             states = [(_states(session), _states(reference))]
             logits = session.verify(kept[6:])[-1].float()
         with torch.inference_mode():
@@ -44,6 +46,9 @@ def check_rollback(runner: "TargetRunner") -> None:
             f"{runner.name}: the rollback self-test could not run ({type(error).__name__}: {error}). {advice}"
         ) from error
     tolerance = TOLERANCE.get(runner.model.dtype, HALF_TOLERANCE)
+    if runner.one_by_one:
+        # Its own many-token path clamps time steps, which decoding does not.
+        tolerance = HALF_TOLERANCE
     for what, ours, theirs in (("logits", [logits], [expected]), *(("states", *pair) for pair in states)):
         difference = max((_difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
         if not difference <= tolerance:
@@ -56,7 +61,7 @@ def check_rollback(runner: "TargetRunner") -> None:
 def _states(session: "Session") -> list[Tensor]:
     """Recurrent states that the cache exposes, where it does."""
     cache = getattr(session.cache, "cache", session.cache)
-    states = [getattr(layer, "recurrent_states", {}).get(0) for layer in cache.layers]
+    states = [getattr(layer, "recurrent_states", {}).get(0) for layer in getattr(cache, "layers", ())]
     return [state.float().clone() for state in states if state is not None]
 
 

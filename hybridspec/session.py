@@ -1,16 +1,16 @@
 """One sequence on a model: feed blocks, look at the logits, keep what you like, take the rest back."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hybridspec.adapters import recording
 from hybridspec.cache import RollbackCache
 from hybridspec.errors import ContextLengthError, InputError, SessionError
 from hybridspec.recompute import RecomputeCache
+from hybridspec.recording import Purpose, recording
 
 if TYPE_CHECKING:
     from hybridspec.runner import TargetRunner
@@ -71,10 +71,10 @@ class Session:
         for start in range(0, len(tokens), chunk):
             part = list(tokens[start : start + chunk])
             if len(part) <= SHORT_BLOCK or isinstance(self.cache, RecomputeCache):
-                self._feed(part, last_only=True)
+                self._feed(part, "prefill")
                 self.commit(len(part))
             else:
-                with self._intact(part) as position:
+                with self._intact(part) as position, recording("advance"):
                     self._runner.forward(self.cache, part, position, last_only=True)
                     self.cache.commit_prefill(len(part))
 
@@ -100,7 +100,7 @@ class Session:
         with self._intact():
             complete = cache.commit(keep) is not False
         if not complete:
-            self._feed(kept, last_only=True)
+            self._feed(kept)
             self.commit(keep)
 
     def snapshot(self) -> "Mark":
@@ -125,13 +125,16 @@ class Session:
                 self._fed = tokens
             raise
 
-    def _feed(self, block: Sequence[int], last_only: bool = False) -> Tensor:
+    def _feed(self, block: Sequence[int], purpose: Purpose = "verify") -> Tensor:
         """A forward pass whose tokens stay pending."""
         with self._intact(block) as position:
             cache = self.cache
             cache.begin_block()
-            with recording() if isinstance(cache, RollbackCache) else nullcontext():
-                logits = self._runner.forward(cache, block, position, last_only)
+            if isinstance(cache, RecomputeCache):
+                logits = self._runner.forward_natively(cache, block, position, purpose)
+            else:
+                with recording(purpose):
+                    logits = self._runner.forward(cache, block, position, last_only=purpose == "prefill")
             cache.end_block(len(block))
         return logits
 

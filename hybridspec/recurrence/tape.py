@@ -5,17 +5,20 @@ the product of the decays: a decayed sum of rank-one terms that needs neither a 
 token.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+AnyTape = TypeVar("AnyTape", bound=tuple)
 
 
 class Tape(NamedTuple):
     """What a verify pass leaves behind: enough to rebuild the state after any of its tokens.
 
-    ``log_decay [..., H, T]``, ``key [..., H, T, K]`` and ``write [..., H, T, V]``, fp32; leading axes are free
-    (batch, layers).
+    ``log_decay [..., H, T]`` or, with a decay for each key channel, ``[..., H, T, K]``; ``key [..., H, T, K]`` and
+    ``write [..., H, T, V]``, fp32; leading axes are free (batch, layers).
     """
 
     log_decay: Tensor
@@ -27,39 +30,57 @@ class Tape(NamedTuple):
         """Number of tokens."""
         return self.key.shape[-2]
 
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (*self.key.shape[:-2], self.key.shape[-1], self.write.shape[-1])
 
-def rollback(state: Tensor | None, tape: Tape, keep: int | Tensor) -> Tensor:
+    def part(self, start: int, stop: int) -> "Tape":
+        """The tokens from ``start`` to before ``stop``."""
+        log_decay = self.log_decay if self.log_decay.ndim == self.key.ndim else self.log_decay.unsqueeze(-1)
+        return Tape(log_decay[..., start:stop, :], self.key[..., start:stop, :], self.write[..., start:stop, :])
+
+    def rollback(self, state: Tensor | None, keep: int | Tensor) -> Tensor:
+        """See :func:`rollback`."""
+        channelwise = self.log_decay.ndim == self.key.ndim
+        log_decay = self.log_decay if channelwise else self.log_decay.unsqueeze(-1)
+        key, write = self.key, self.write
+        if isinstance(keep, int):
+            log_decay, key, write = log_decay[..., :keep, :], key[..., :keep, :], write[..., :keep, :]
+        else:
+            kept = (torch.arange(key.shape[-2], device=key.device) < keep[..., None, None]).unsqueeze(-1)
+            log_decay, key = log_decay.masked_fill(~kept, 0.0), key * kept
+        total = log_decay.cumsum(-2)
+        end = total[..., -1:, :] if total.shape[-2] else total.new_zeros(*total.shape[:-2], 1, total.shape[-1])
+        added = (key * (end - total).exp()).mT @ write
+        return added if state is None else torch.addcmul(added, state, end.exp().mT)
+
+    @classmethod
+    def join(cls, tapes: Sequence["Tape"]) -> "Tape":
+        time = -2 if tapes[0].log_decay.ndim == tapes[0].key.ndim else -1
+        return cls(
+            torch.cat([t.log_decay for t in tapes], time),
+            torch.cat([t.key for t in tapes], -2),
+            torch.cat([t.write for t in tapes], -2),
+        )
+
+
+def rollback(state: Tensor | None, tape: AnyTape, keep: int | Tensor) -> Tensor:
     """The state after the first ``keep`` tokens of the tape: ``S_n = D_n S_0 + sum_j (D_n / D_j) k_j u_j^T``.
 
     Args:
         state: ``[..., H, K, V]`` before the tape's first token, or None for zeros. Not modified.
+        tape: a :class:`Tape`, or another family's that has the same methods.
         keep: one count for all rows, or an integer tensor that broadcasts against the tape's axes before ``H``,
             so that each row of a batch keeps its own number of tokens.
     """
-    if isinstance(keep, int):
-        log_decay, key, write = tape.log_decay[..., :keep], tape.key[..., :keep, :], tape.write[..., :keep, :]
-    else:
-        kept = torch.arange(tape.key.shape[-2], device=tape.key.device) < keep[..., None, None]
-        log_decay = tape.log_decay.masked_fill(~kept, 0.0)
-        key, write = tape.key * kept.unsqueeze(-1), tape.write
-    total = log_decay.cumsum(-1)
-    end = total[..., -1:] if total.shape[-1] else total.new_zeros(*total.shape[:-1], 1)
-    decayed_key = key * (end - total).exp().unsqueeze(-1)
-    added = decayed_key.mT @ write
-    return added if state is None else torch.addcmul(added, state, end.exp().unsqueeze(-1))
+    return tape.rollback(state, keep)
 
 
-def join(tapes: list[Tape]) -> Tape:
+def join(tapes: Sequence[AnyTape]) -> AnyTape:
     """One tape of consecutive blocks, in order."""
-    if len(tapes) == 1:
-        return tapes[0]
-    return Tape(
-        torch.cat([t.log_decay for t in tapes], -1),
-        torch.cat([t.key for t in tapes], -2),
-        torch.cat([t.write for t in tapes], -2),
-    )
+    return tapes[0] if len(tapes) == 1 else type(tapes[0]).join(tapes)
 
 
-def stack(tapes: list[Tape]) -> Tape:
-    """One tape of many layers, the layers as a new leading axis."""
-    return Tape(*(torch.stack(parts) for parts in zip(*tapes, strict=True)))
+def stack(tapes: Sequence[AnyTape], axis: int = 0) -> AnyTape:
+    """One tape of many layers (a new leading axis) or of many groups of heads (``axis`` 1)."""
+    return type(tapes[0])(*(torch.stack(parts, axis) for parts in zip(*tapes, strict=True)))
