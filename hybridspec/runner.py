@@ -69,8 +69,10 @@ class TargetRunner:
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
         self._takes_positions = "position_ids" in parameters
+        #: Nemotron-H and Zamba2 clamp time steps in their many-token path, which decoding does not.
+        self.clamps_steps = any(getattr(m, "time_step_limit", UNLIMITED) != UNLIMITED for m in model.modules())
         #: A model that continues wrongly from its own cache with more than one token: feed it one at a time.
-        self.one_by_one = any(getattr(m, "time_step_limit", UNLIMITED) != UNLIMITED for m in model.modules())
+        self.one_by_one = self.clamps_steps
         self.rollback: RollbackMode = "tape" if rollback == "auto" else rollback
         if self.rollback != "recompute":
             try:
