@@ -43,7 +43,13 @@ class RollbackCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig, slots: bool = False) -> None:
-        super().__init__(layers=rollback_layers(DynamicCache(config=config).layers, config))
+        try:
+            layers = DynamicCache(config=config).layers
+        except Exception as error:
+            raise UnsupportedLayerError(
+                f"transformers makes no cache for this config ({type(error).__name__}: {error})."
+            ) from error
+        super().__init__(layers=rollback_layers(layers, config))
         self.kept: list[AttentionLayer | RecurrentLayer] = []
         self.pending = 0
         # Layers of one state shape roll back in one product; known once a first pass has shown the shapes.

@@ -127,21 +127,22 @@ def test_a_file_is_not_a_folder(checkpoint: Path) -> None:
 
 
 def test_a_layer_without_rollback_is_refused_by_name(folder: Path) -> None:
-    change_config(folder, layer_types=["linear_attention", "sliding_attention"])
-    with pytest.raises(HybridspecError, match="sliding_attention"):
+    change_config(folder, layer_types=["linear_attention", "holographic_attention"])
+    with pytest.raises(HybridspecError, match="holographic_attention"):
         TargetRunner.from_pretrained(folder)
 
 
-def test_an_unknown_layer_type_names_its_place(make_model: Callable[..., PreTrainedModel]) -> None:
+def test_an_unknown_layer_type_is_named(make_model: Callable[..., PreTrainedModel]) -> None:
     model = make_model("draft", seed=6)
-    model.config.layer_types = ["linear_attention", "sliding_attention"]
-    with pytest.raises(UnsupportedLayerError, match=r"layer 1.*sliding_attention.*recompute"):
-        TargetRunner(model)
+    model.config.layer_types = ["linear_attention", "holographic_attention"]
+    for rollback in ("tape", "auto", "recompute"):
+        with pytest.raises(UnsupportedLayerError, match="holographic_attention"):
+            TargetRunner(model, rollback=rollback)
 
 
 @pytest.mark.parametrize("rollback", ["slot", "TAPE", "", None])
 def test_an_unknown_rollback_is_refused(make_model: Callable[..., PreTrainedModel], rollback: str | None) -> None:
-    with pytest.raises(InputError, match="tape, recompute"):
+    with pytest.raises(InputError, match="auto, tape, slots, recompute"):
         TargetRunner(make_model("draft"), rollback=rollback)
 
 

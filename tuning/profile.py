@@ -34,7 +34,7 @@ def build_profile(
 
 
 def describe_model(runner: TargetRunner) -> dict:
-    kinds = runner.config.layer_types
+    kinds = getattr(runner.config, "layer_types", None) or ["full_attention"] * runner.config.num_hidden_layers
     return {
         "name": runner.name,
         "path": str(runner.path) if runner.path else None,
@@ -42,6 +42,7 @@ def describe_model(runner: TargetRunner) -> dict:
         "parameters": sum(p.numel() for p in runner.model.parameters()),
         "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         "dtype": str(runner.model.dtype).removeprefix("torch."),
+        "rollback": runner.rollback,
     }
 
 

@@ -23,7 +23,12 @@ TopPOption = Annotated[
     float | None, typer.Option("--top-p", help="Sample from the smallest set with this probability.")
 ]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads; small models run best on one.")]
-RollbackOption = Annotated[str, typer.Option(help="How rejected tokens are taken back: tape or recompute.")]
+RollbackOption = Annotated[
+    str,
+    typer.Option(
+        help="How rejected tokens are taken back: tape, slots, recompute, or auto (tape where known, else recompute)."
+    ),
+]
 
 
 def load_pair(

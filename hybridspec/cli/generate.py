@@ -42,7 +42,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
     threads: ThreadsOption = 1,
-    rollback: RollbackOption = "tape",
+    rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     from rich.console import Console

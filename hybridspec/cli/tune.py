@@ -56,7 +56,7 @@ def tune(
     top_p: TopPOption = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     threads: ThreadsOption = 1,
-    rollback: RollbackOption = "tape",
+    rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
     from rich.console import Console
@@ -73,7 +73,7 @@ def tune(
     with console.status("loading target and draft"):
         runner, small = load_pair(target, draft, threads, rollback)
     storage = open_storage(out)
-    pair_name = f"{runner.fingerprint}+{small.runner.fingerprint} {rollback} {threads}"
+    pair_name = f"{runner.fingerprint}+{small.runner.fingerprint} {runner.rollback} {threads}"
     studies = [WorkloadStudy(runner, small, w, settings, storage, pair_name) for w in workloads]
     for study in studies:
         study.check()
