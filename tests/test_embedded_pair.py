@@ -85,6 +85,18 @@ def test_target_as_its_own_draft_is_always_accepted(target: TargetRunner) -> Non
     assert statistics.acceptance_rate == 1.0
 
 
+def test_greedy_output_does_not_loop_after_a_few_words(target: TargetRunner) -> None:
+    """Of 40 new tokens, those that repeat what stood one period before; the period is at most 8 tokens."""
+    shares = {}
+    for name in WORKLOADS:
+        for prompt in load_workload(WORKLOADS[name]).prompts[:3]:
+            out = [t.id for t in decode(target, target.encode(prompt.text), max_new_tokens=40)]
+            periods = [sum(a == b for a, b in zip(out[8 + p :], out[8:-p], strict=True)) for p in range(1, 9)]
+            shares[prompt.id] = max(periods) / 32
+    looping = [name for name, share in shares.items() if share > 0.75]
+    assert len(looping) < 0.25 * len(shares), looping
+
+
 def test_recompute_and_tape_agree(target: TargetRunner, draft: SameArchitectureDraft) -> None:
     tokens = target.encode(load_workload(WORKLOADS["code"]).prompts[0].text)[:200]
     recompute = TargetRunner(target.model, target.tokenizer, "recompute")

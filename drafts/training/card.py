@@ -1,7 +1,8 @@
 """Evaluates a trained target and its drafts on held-out text and writes their model cards.
 
     python -m hybridspec.drafts.training.card --target TARGET --drafts DRAFT [DRAFT ...] --heldout HELDOUT \
-        --target-log RUN/log.jsonl --draft-log RUN/drafts/log.jsonl
+        --target-log "first training=RUN/log.jsonl" "own loops=RUN/unloop/log.jsonl" \
+        --draft-log distillation=RUN/drafts/log.jsonl
 
 Held-out text is a folder of ``<domain>.jsonl`` files with a ``text`` field, as the corpus step writes it.
 """
@@ -100,13 +101,29 @@ def greedy_variety(runner: TargetRunner, windows: Tensor, prompt: int = 96, new:
     return sum(distinct) / len(distinct), sum(loops) / len(loops)
 
 
-def last_row(log: Path) -> dict:
-    return json.loads(log.read_text().splitlines()[-1])
+def phase(argument: str) -> tuple[str, dict]:
+    """``label=log.jsonl`` as the label and the last row of the log."""
+    label, _, log = argument.partition("=")
+    return label, json.loads(Path(log).read_text().splitlines()[-1])
 
 
-def card(name: str, model: PreTrainedModel, log: dict, body: str, lines: list[str]) -> str:
+def card(name: str, model: PreTrainedModel, phases: list[tuple[str, dict]], body: str, lines: list[str]) -> str:
     config = model.config
     kinds = [config.layer_types.count(k) for k in ("linear_attention", "full_attention")]
+    tokens, minutes = (sum(log[key] for _, log in phases) for key in ("million_tokens", "minutes"))
+    rows = {
+        "architecture": f"Qwen3.5 text, {kinds[0]} gated-delta and {kinds[1]} full-attention layers of width "
+        f"{config.hidden_size}",
+        "parameters": f"{sum(p.numel() for p in model.parameters()):,} (embeddings tied)",
+        "vocabulary": f"{config.vocab_size:,} tokens, byte-level BPE",
+        "tokens seen": f"{tokens:.2f} million",
+        "training time": f"{minutes:.0f} minutes on 2 CPU cores, fp32",
+    }
+    for label, log in phases if len(phases) > 1 else []:
+        rows[f"of it, {label}"] = (
+            f"{log['million_tokens']:.2f} million tokens, {log['step']:,} steps, {log['minutes']:.0f} minutes"
+        )
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -117,10 +134,9 @@ tags: [speculative-decoding, hybrid, gated-delta-rule]
 
 {body}
 
-| | | |---|---| | architecture | Qwen3.5 text, {kinds[0]} gated-delta and {kinds[1]} full-attention layers of width
-{config.hidden_size} | | parameters | {sum(p.numel() for p in model.parameters()):,} (embeddings tied) | | vocabulary
-| {config.vocab_size:,} tokens, byte-level BPE | | tokens seen | {log["million_tokens"]:.2f} million in
-{log["step"]:,} steps | | training time | {log["minutes"]:.0f} minutes on 2 CPU cores, fp32 |
+| | |
+|---|---|
+{table}
 
 {chr(10).join(lines)}
 
@@ -140,8 +156,8 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafts", type=Path, nargs="+", required=True)
     parser.add_argument("--heldout", type=Path, required=True)
-    parser.add_argument("--target-log", type=Path, required=True)
-    parser.add_argument("--draft-log", type=Path, required=True)
+    parser.add_argument("--target-log", type=phase, nargs="+", required=True, help="LABEL=LOG of each phase, in order")
+    parser.add_argument("--draft-log", type=phase, nargs="+", required=True, help="LABEL=LOG of each phase")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--windows", type=int, default=24, help="held-out windows per domain")
     arguments = parser.parse_args()
@@ -173,7 +189,7 @@ def main() -> None:
             f"| {variety[domain][0]:.0%} | {variety[domain][1]:.0%} |"
         )
     body = "A small hybrid target, trained from scratch for this package."
-    (arguments.target / "README.md").write_text(card("target", target, last_row(arguments.target_log), body, lines))
+    (arguments.target / "README.md").write_text(card("target", target, arguments.target_log, body, lines))
     for folder in arguments.drafts:
         name = folder.name
         lines = [
@@ -187,7 +203,7 @@ def main() -> None:
                 f"| {domain} | {s.draft_loss[name]:.2f} | {s.agreement[name]:.0%} | {s.acceptance[name]:.0%} |"
             )
         body = "A draft of the embedded target, distilled from it over corpus text and over its own outputs."
-        (folder / "README.md").write_text(card(name, drafts[name], last_row(arguments.draft_log), body, lines))
+        (folder / "README.md").write_text(card(name, drafts[name], arguments.draft_log, body, lines))
 
 
 if __name__ == "__main__":

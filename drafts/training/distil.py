@@ -26,7 +26,7 @@ DRAFTS = {"draft-2-layers": (2, 512), "draft-4-layers": (4, 384)}
 
 
 def make_draft(target: Qwen3_5ForCausalLM, layers: int, intermediate_size: int, seed: int) -> Qwen3_5ForCausalLM:
-    """A fresh draft with the target's embeddings and final norm: what the target's head reads is scaled by that norm."""
+    """A fresh draft with the target's embeddings, and its final norm, which scales what the head reads."""
     draft = make_model(make_config(layers, target.config.vocab_size, intermediate_size), seed)
     with torch.no_grad():
         draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m hybridspec.drafts.training.target --data DATA --out RUN --minutes 120
 
-Interrupt it at will; the same command goes on from the checkpoint. A finished model is trained further with ``--continue-from
-RUN/target --rate 0.5 --seed N`` and a new ``--out``.
+Interrupt it at will; the same command goes on from the checkpoint. A finished model is trained further with
+``--continue-from RUN/target --rate 0.5 --seed N`` and a new ``--out``.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads per process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--continue-from", type=Path, help="saved model to train further, with a fresh optimizer")
-    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates; 0.5 suits --continue-from")
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on learning rates; 0.5 to go on")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -91,8 +91,8 @@ def main() -> None:
     if arguments.continue_from is None:
         model = make_model(make_config(arguments.layers, len(tokenizer)), arguments.seed)
     else:
-        load = AutoModelForCausalLM.from_pretrained
-        model = load(arguments.continue_from, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True).train()
+        options = {"dtype": torch.float32, "attn_implementation": "sdpa", "local_files_only": True}
+        model = AutoModelForCausalLM.from_pretrained(arguments.continue_from, **options).train()
     with Processes() as processes, training_kernels():
         rates = {"muon_lr": 0.02 * arguments.rate, "adam_lr": 4e-3 * arguments.rate}
         sitting = Sitting(arguments.out, {"target": model}, arguments.minutes, processes, **rates)
