@@ -12,6 +12,8 @@ _WHERE = {
     "Statistics": "hybridspec.decoder",
     "decode": "hybridspec.decoder",
     "SameArchitectureDraft": "hybridspec.drafts.same_architecture",
+    "enable_assisted_generation": "hybridspec.assisted",
+    "disable_assisted_generation": "hybridspec.assisted",
 }
 __all__ = list(_WHERE)
 

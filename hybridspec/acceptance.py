@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hybridspec.sampling import draw
 
@@ -41,8 +42,12 @@ def rejection_sampling(
 
     Args:
         p: ``[K + 1, vocab]`` target distributions.
-        q: ``[K, vocab]`` draft distributions that the drafted tokens were sampled from; None if K is 0.
+        q: ``[K, vocab]`` draft distributions that the drafted tokens were sampled from; None if K is 0. It may be wider
+            or narrower than ``p``: some models leave the padding of the vocabulary out of their logits.
     """
+    if q is not None and q.shape[-1] != p.shape[-1]:
+        width = max(p.shape[-1], q.shape[-1])
+        p, q = (functional.pad(x, (0, width - x.shape[-1])) for x in (p, q))
     for i, x in enumerate(draft_tokens):
         # Strict: a token that the target never gives is never kept, not even by a zero draw.
         if torch.rand((), generator=generator).item() * q[i, x].item() < p[i, x].item():

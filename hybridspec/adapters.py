@@ -6,12 +6,14 @@ final state, and our cache layer claims the tape. Any other use of the model run
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hybridspec import mixers
 from hybridspec.recording import Recording, current
 from hybridspec.recurrence import channel_delta, convolution, gated_delta, selective_scan, ssd
 
@@ -204,7 +206,8 @@ def _causal_convolution(native: Callable) -> Callable:
     ) -> Tensor:
         if activation not in (None, "silu", "swish"):
             return native(x, weight, bias, activation=activation, **options)
-        return convolution.verify(x, weight, bias, activation)
+        # Some models keep the weights of their convolutions in fp32, whatever the others are.
+        return convolution.verify(x, weight, bias, activation).to(x.dtype)
 
     return _when_recording(native, recorded)
 
@@ -222,7 +225,8 @@ def _convolution_step(native: Callable) -> Callable:
         **_: object,
     ) -> Tensor:
         windows, index = now.window
-        return convolution.verify(windows.append(index, x, weight.shape[-1]), weight, bias, activation)
+        window = windows.append(index, x, weight.shape[-1])
+        return convolution.verify(window, weight, bias, activation).to(x.dtype)
 
     return _when_recording(native, recorded)
 
@@ -231,16 +235,36 @@ def _when_recording(native: Callable, recorded: Callable, advance: bool = False)
     """Calls ``recorded(recording, ...)`` while a session records, ``native(...)`` otherwise and, unless ``advance``,
     for long chunks.
     """
+    torch_form = _torch_form(native)
 
     @functools.wraps(native)
     def wrapper(*arguments: object, **options: object) -> object:
         now = current.get()
-        if now is None or (now.purpose == "advance" and not advance):
+        if now is None:
             return native(*arguments, **options)
+        if now.purpose == "advance" and not advance:
+            device = next(x for x in (*arguments, *options.values()) if isinstance(x, Tensor)).device
+            return (torch_form if device.type == "cpu" else native)(*arguments, **options)
         return recorded(now, *arguments, **options)
 
     wrapper.__hybridspec_native__ = native
     return wrapper
+
+
+def _torch_form(native: Callable) -> Callable:
+    """The body in plain PyTorch: transformers binds an installed kernel package in its place for every device, and its
+    kernels do not run on the CPU.
+    """
+    body = inspect.unwrap(native)
+    parameters = inspect.signature(body).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return body
+
+    def torch_form(*arguments: object, **options: object) -> object:
+        # What only the kernels take is left out, as transformers does.
+        return body(*arguments, **{name: value for name, value in options.items() if name in parameters})
+
+    return torch_form
 
 
 #: Name of a transformers function -> wrapper that records it.
@@ -264,7 +288,7 @@ def attach(model: nn.Module) -> set[str]:
         names of the modeling modules that have a recurrence.
     """
     names = {type(m).__module__ for m in model.modules()}
-    found = set()
+    found = mixers.attach(model)
     for module in (sys.modules[name] for name in names if name.startswith("transformers.models.")):
         if any(hasattr(module, name) for name in RECURRENCES):
             found.add(module.__name__)
@@ -273,3 +297,8 @@ def attach(model: nn.Module) -> set[str]:
             if native is not None and not hasattr(native, "__hybridspec_native__"):
                 setattr(module, name, wrapper(native))
     return found
+
+
+def starts_from_zeros(model: nn.Module) -> bool:
+    """Whether transformers' own continuation with several tokens ignores the recurrent state: all Mamba-1 mixers."""
+    return any(hasattr(sys.modules[type(m).__module__], "mamba_selective_scan") for m in model.modules())

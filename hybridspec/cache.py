@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 
 from hybridspec.errors import SessionError, UnsupportedLayerError
 from hybridspec.layers import GROWTH, AttentionLayer, LayerState, RecurrentLayer, rollback_layers
+from hybridspec.mixers import accepted
 from hybridspec.recurrence.tape import join, rollback, stack
 
 #: Recurrent states of all layers of one shape, stacked on a leading axis; one entry for each shape.
@@ -42,6 +43,10 @@ class RollbackCache(Cache):
         UnsupportedLayerError: a layer has no rollback here; names its index and class.
     """
 
+    def __new__(cls, config: PreTrainedConfig | None = None, *_: object, **__: object) -> "RollbackCache":
+        # A deep copy gives no config; it already has its class.
+        return super().__new__(cls if config is None else accepted(cls, config.model_type))
+
     def __init__(self, config: PreTrainedConfig, slots: bool = False) -> None:
         try:
             layers = DynamicCache(config=config).layers
@@ -49,7 +54,7 @@ class RollbackCache(Cache):
             raise UnsupportedLayerError(
                 f"transformers makes no cache for this config ({type(error).__name__}: {error})."
             ) from error
-        super().__init__(layers=rollback_layers(layers, config))
+        Cache.__init__(self, layers=rollback_layers(layers, config))
         self.kept: list[AttentionLayer | RecurrentLayer] = []
         self.pending = 0
         # Layers of one state shape roll back in one product; known once a first pass has shown the shapes.

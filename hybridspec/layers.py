@@ -248,6 +248,11 @@ def rollback_layers(layers: list, config: PreTrainedConfig) -> list:
     """
     eos = getattr(config, "eos_token_id", None)
     fill = (eos[0] if isinstance(eos, list) else eos) or 0
+    layers = list(layers)
+    for index, kind in enumerate(getattr(config, "layers_block_type", ())):
+        # RecurrentGemma: transformers 5.16 has attention layers for these, and leaves them empty.
+        if kind == "recurrent":
+            layers[index] = LinearAttentionLayer()
     for index, layer in enumerate(layers):
         if type(layer).__name__ not in LAYERS:
             raise UnsupportedLayerError(

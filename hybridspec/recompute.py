@@ -1,8 +1,9 @@
 """The ``recompute`` mode: a copy of the whole cache before each block, and the kept tokens fed again after a partial
 rejection.
 
-It needs nothing from a model but a cache that ``copy.deepcopy`` copies, so it serves families without a tape and is
-the reference in tests.
+It needs nothing from a model but a cache that it returns and that ``copy.deepcopy`` copies, so it serves families
+without a tape and is the reference in tests. Where transformers' own past cannot be continued (see
+:mod:`hybridspec.mixers`) our cache layers take its place, without their tape.
 """
 
 import copy
@@ -12,14 +13,18 @@ from hybridspec.errors import SessionError
 
 
 class RecomputeCache:
-    """Whatever the model itself keeps: a block runs on a copy, which replaces the original when all of it is kept."""
+    """Whatever the model itself keeps: a block runs on a copy, which replaces the original when all of it is kept.
 
-    def __init__(self) -> None:
-        #: What the model returned last; None before the first pass, which makes it.
-        self.cache: Any = None
+    Args:
+        start: the cache of an empty sequence; None if the model's first pass makes it.
+    """
+
+    def __init__(self, start: Any = None) -> None:
+        #: What the model returned last.
+        self.cache: Any = start
         self.pending = 0
         # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
-        self._committed: tuple[Any, int] = (None, 0)
+        self._committed: tuple[Any, int] = (start, 0)
 
     @property
     def length(self) -> int:

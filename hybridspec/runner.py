@@ -18,12 +18,12 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from hybridspec import adapters
+from hybridspec import adapters, mixers
 from hybridspec.cache import RollbackCache
 from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
 from hybridspec.layers import RecurrentLayer
 from hybridspec.recompute import RecomputeCache
-from hybridspec.recording import Purpose
+from hybridspec.recording import Purpose, recording
 from hybridspec.selftest import check_rollback
 from hybridspec.session import Session
 
@@ -67,12 +67,16 @@ class TargetRunner:
         self.vocab_size: int = self.config.vocab_size
         self.max_length: int = getattr(self.config, "max_position_embeddings", None) or 2**31
         parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
+        self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), "")
+        if not self._cache_argument:
+            raise UnsupportedLayerError(f"{type(model).__name__} takes no cache, so it cannot go on with a sequence.")
         self._takes_positions = "position_ids" in parameters
         #: Nemotron-H and Zamba2 clamp time steps in their many-token path, which decoding does not.
         self.clamps_steps = any(getattr(m, "time_step_limit", UNLIMITED) != UNLIMITED for m in model.modules())
         #: A model that continues wrongly from its own cache with more than one token: feed it one at a time.
-        self.one_by_one = self.clamps_steps
+        self.one_by_one = adapters.starts_from_zeros(model)
+        #: The model's own past cannot be continued at all, or not for several sessions: ours serves ``recompute`` too.
+        self._needs_our_cache = bool(mixers.attach(model))
         self.rollback: RollbackMode = "tape" if rollback == "auto" else rollback
         if self.rollback != "recompute":
             try:
@@ -166,7 +170,7 @@ class TargetRunner:
 
     def new_cache(self) -> RollbackCache | RecomputeCache:
         if self.rollback == "recompute":
-            return RecomputeCache()
+            return RecomputeCache(RollbackCache(self.config) if self._needs_our_cache else None)
         return RollbackCache(self.config, slots=self.rollback == "slots")
 
     def forward(self, cache: Any, block: Sequence[int], position: int, last_only: bool = False) -> Tensor:
@@ -177,7 +181,12 @@ class TargetRunner:
         self, cache: RecomputeCache, block: Sequence[int], position: int, purpose: Purpose = "verify"
     ) -> Tensor:
         """The same on what the model itself keeps, which it returns anew."""
-        single = self.one_by_one and (position > 0 or purpose == "verify")
+        if isinstance(cache.cache, RollbackCache):
+            with recording("advance"):
+                logits = self.forward(cache.cache, block, position, last_only=purpose == "prefill")
+                cache.cache.commit_prefill(len(block))
+            return logits
+        single = (self.one_by_one and position > 0) or (self.clamps_steps and purpose == "verify")
         logits = []
         for start in range(0, len(block), 1 if single else len(block)):
             part = block[start : start + 1] if single else block

@@ -70,13 +70,21 @@ class Session:
             raise SessionError("commit the pending block before a prefill")
         for start in range(0, len(tokens), chunk):
             part = list(tokens[start : start + chunk])
-            if len(part) <= SHORT_BLOCK or isinstance(self.cache, RecomputeCache):
+            if len(part) > SHORT_BLOCK:
+                self._advance(part)
+            else:
                 self._feed(part, "prefill")
                 self.commit(len(part))
-            else:
-                with self._intact(part) as position, recording("advance"):
-                    self._runner.forward(self.cache, part, position, last_only=True)
-                    self.cache.commit_prefill(len(part))
+
+    def _advance(self, part: list[int]) -> None:
+        """A chunk of a prefill in transformers' own many-token form, which leaves no tape."""
+        if isinstance(self.cache, RecomputeCache):
+            self._feed(part, "prefill")
+            self.commit(len(part))
+            return
+        with self._intact(part) as position, recording("advance"):
+            self._runner.forward(self.cache, part, position, last_only=True)
+            self.cache.commit_prefill(len(part))
 
     def verify(self, block: Sequence[int]) -> Tensor:
         """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.

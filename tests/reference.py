@@ -21,9 +21,7 @@ def gated_delta_rule(
     q, k, v, g, b = (x.double().numpy() for x in (query, key, value, log_decay, beta))
     batch, heads, tokens, key_size = k.shape
     outputs = np.zeros(v.shape)
-    states = np.zeros((tokens + 1, batch, heads, key_size, v.shape[-1]))
-    if state is not None:
-        states[0] = state.double().numpy()
+    states = _states(state, (tokens + 1, batch, heads, key_size, v.shape[-1]))
     for row in range(batch):
         for head in range(heads):
             for t in range(tokens):
@@ -33,6 +31,119 @@ def gated_delta_rule(
                 states[t + 1, row, head] = kept + strength * np.outer(key_t, v[row, head, t])
                 outputs[row, head, t] = states[t + 1, row, head].T @ q[row, head, t]
     return outputs, list(states)
+
+
+def kimi_delta_attention(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None
+) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, H, T, V]`` and the ``T + 1`` states ``[B, H, K, V]`` after 0, 1, ..., T tokens, in float64.
+
+    Kimi Linear (arXiv 2510.26692): S_t = (I - b_t k_t k_t^T) Diag(a_t) S_{t-1} + b_t k_t v_t^T and o_t = S_t^T q_t,
+    with a_t a vector over the key's channels: ``log_decay [B, H, T, K]``.
+    """
+    q, k, v, g, b = (x.double().numpy() for x in (query, key, value, log_decay, beta))
+    batch, heads, tokens, key_size = k.shape
+    outputs = np.zeros(v.shape)
+    states = _states(state, (tokens + 1, batch, heads, key_size, v.shape[-1]))
+    for row in range(batch):
+        for head in range(heads):
+            for t in range(tokens):
+                key_t, strength = k[row, head, t], b[row, head, t]
+                forget = np.eye(key_size) - strength * np.outer(key_t, key_t)
+                kept = forget @ np.diag(np.exp(g[row, head, t])) @ states[t, row, head]
+                states[t + 1, row, head] = kept + strength * np.outer(key_t, v[row, head, t])
+                outputs[row, head, t] = states[t + 1, row, head].T @ q[row, head, t]
+    return outputs, list(states)
+
+
+def state_space_duality(
+    inputs: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor | None
+) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, H, T, P]`` and the ``T + 1`` states ``[B, H, P, N]`` after 0, 1, ..., T tokens, in float64.
+
+    Mamba-2 (arXiv 2405.21060): h_t = exp(dt_t A) h_{t-1} + dt_t x_t B_t^T and y_t = h_t C_t, one A for each head;
+    consecutive heads share the B and C of their group (``[B, G, T, N]``).
+    """
+    x, dt, a, b, c = (x.double().numpy() for x in (inputs, step, rate, write, read))
+    batch, heads, tokens, size = x.shape
+    outputs = np.zeros(x.shape)
+    states = _states(state, (tokens + 1, batch, heads, size, b.shape[-1]))
+    heads_per_group = heads // b.shape[1]
+    for row in range(batch):
+        for head in range(heads):
+            group = head // heads_per_group
+            for t in range(tokens):
+                kept = np.exp(dt[row, head, t] * a[head]) * states[t, row, head]
+                added = dt[row, head, t] * np.outer(x[row, head, t], b[row, group, t])
+                states[t + 1, row, head] = kept + added
+                outputs[row, head, t] = states[t + 1, row, head] @ c[row, group, t]
+    return outputs, list(states)
+
+
+def selective_scan(
+    inputs: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor | None
+) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, I, T]`` and the ``T + 1`` states ``[B, I, N]`` after 0, 1, ..., T tokens, in float64.
+
+    Mamba (arXiv 2312.00752): h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t for each channel, with a row of
+    ``rate [I, N]`` as the diagonal of its A.
+    """
+    x, dt, a, b, c = (x.double().numpy() for x in (inputs, step, rate, write, read))
+    batch, channels, tokens = x.shape
+    outputs = np.zeros(x.shape)
+    states = _states(state, (tokens + 1, batch, *a.shape))
+    for row in range(batch):
+        for channel in range(channels):
+            for t in range(tokens):
+                kept = np.exp(dt[row, channel, t] * a[channel]) * states[t, row, channel]
+                states[t + 1, row, channel] = kept + dt[row, channel, t] * b[row, t] * x[row, channel, t]
+                outputs[row, channel, t] = c[row, t] @ states[t + 1, row, channel]
+    return outputs, list(states)
+
+
+def lightning_attention(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None
+) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, H, T, V]`` and the ``T + 1`` states ``[B, H, K, V]`` after 0, 1, ..., T tokens, in float64.
+
+    Lightning Attention-2 (arXiv 2401.04658), which MiniMax-01 (arXiv 2501.08313) uses: kv_t = lambda kv_{t-1} + k_t
+    v_t^T and o_t = kv_t^T q_t; here lambda may differ by token.
+    """
+    q, k, v, g = (x.double().numpy() for x in (query, key, value, log_decay))
+    batch, heads, tokens, key_size = k.shape
+    outputs = np.zeros(v.shape)
+    states = _states(state, (tokens + 1, batch, heads, key_size, v.shape[-1]))
+    for row in range(batch):
+        for head in range(heads):
+            for t in range(tokens):
+                kept = np.exp(g[row, head, t]) * states[t, row, head]
+                states[t + 1, row, head] = kept + np.outer(k[row, head, t], v[row, head, t])
+                outputs[row, head, t] = states[t + 1, row, head].T @ q[row, head, t]
+    return outputs, list(states)
+
+
+def real_gated_linear_recurrence(inputs: Tensor, decay: Tensor, state: Tensor | None) -> tuple[Array, list[Array]]:
+    """Outputs ``[B, T, W]`` and the ``T + 1`` states ``[B, W]`` after 0, 1, ..., T tokens, in float64.
+
+    Griffin (arXiv 2402.19427): h_t = a_t h_{t-1} + x_t for each channel, with x_t the input after gate and scale; the
+    output is h_t.
+    """
+    x, a = inputs.double().numpy(), decay.double().numpy()
+    batch, tokens, width = x.shape
+    states = _states(state, (tokens + 1, batch, width))
+    for t in range(tokens):
+        for row in range(batch):
+            for channel in range(width):
+                states[t + 1, row, channel] = a[row, t, channel] * states[t, row, channel] + x[row, t, channel]
+    return states[1:].transpose(1, 0, 2), list(states)
+
+
+def _states(first: Tensor | None, shape: tuple[int, ...]) -> Array:
+    """Room for ``shape[0]`` states; the first is ``first``, or zeros."""
+    states = np.zeros(shape)
+    if first is not None:
+        states[0] = first.double().numpy()
+    return states
 
 
 def causal_convolution(window: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Array:

@@ -154,15 +154,15 @@ def test_interrupt_while_states_are_put_in_place(
     session.verify([1, 2, 3])
     if operation != "commit":
         session.commit(3)
-    original, calls = cache.RecurrentLayer.set_window, [0]
+    original, calls = cache.RecurrentLayer.go_to, [0]
 
-    def set_window(self: cache.RecurrentLayer, window: object) -> None:
+    def go_to(self: cache.RecurrentLayer, state: cache.LayerState, length: int) -> None:
         calls[0] += 1
         if calls[0] == call:
             raise KeyboardInterrupt
-        original(self, window)
+        original(self, state, length)
 
-    monkeypatch.setattr(cache.RecurrentLayer, "set_window", set_window)
+    monkeypatch.setattr(cache.RecurrentLayer, "go_to", go_to)
     with pytest.raises(KeyboardInterrupt):
         if operation == "commit":
             session.commit(2)

@@ -27,19 +27,20 @@ def verify(
     Returns:
         outputs ``[B, H, T, V]`` and the tape.
     """
-    total = log_decay.cumsum(-2)
-    growth, strength = total.exp(), beta.unsqueeze(-1)
+    growth, strength = log_decay.cumsum(-2).exp(), beta.unsqueeze(-1)
     length = key.shape[-2]
-    future = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
-    ratios = (total.unsqueeze(-2) - total.unsqueeze(-3)).masked_fill(future.unsqueeze(-1), float("-inf")).exp()
-    decayed_key = key.unsqueeze(-3) * ratios
+    past = torch.ones(length, length, dtype=torch.bool, device=key.device).tril(-1)
+    # [B, H, T, T, K]: the decay from the second token to the first, added up between them (see tape.sum_after). Where
+    # the second comes later there is none, and neither the solve nor the outputs read those scores.
+    between = log_decay.unsqueeze(-2).masked_fill(~past.unsqueeze(-1), 0.0).cumsum(-3)
+    decayed_key = key.unsqueeze(-3) * between.exp()
     target = strength * (value if state is None else value - (key * growth) @ state)
     if length == 1:
         write = target
     else:
         scores = strength * torch.einsum("...tk,...tsk->...ts", key, decayed_key)
         write = torch.linalg.solve_triangular(scores, target, upper=False, unitriangular=True)
-    outputs = torch.einsum("...tk,...tsk->...ts", query, decayed_key) @ write
+    outputs = torch.einsum("...tk,...tsk->...ts", query, decayed_key).tril() @ write
     if state is not None:
         outputs = outputs + (query * growth) @ state
     return outputs, Tape(log_decay, key, write)

@@ -7,7 +7,7 @@ Given the writes, the state after any prefix of a block is a decayed sum of rank
 import torch
 from torch import Tensor
 
-from hybridspec.recurrence.tape import Tape
+from hybridspec.recurrence.tape import Tape, decay_ratios
 
 L2_EPSILON = 1e-6
 
@@ -35,8 +35,7 @@ def verify(
     Returns:
         outputs ``[B, H, T, V]`` and the tape.
     """
-    total = log_decay.cumsum(-1)
-    growth = total.exp().unsqueeze(-1)
+    growth = log_decay.cumsum(-1).exp().unsqueeze(-1)
     strength = beta.unsqueeze(-1)
     # A state seen by query and key alike: one product serves both.
     seen = None if state is None else growth.repeat(1, 1, 2, 1) * (torch.cat([key, query], -2) @ state)
@@ -46,8 +45,7 @@ def verify(
         write = target
         outputs = (query * key).sum(-1, keepdim=True) * write
     else:
-        ratios = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
-        scores = (torch.cat([strength * key, query], -2) @ key.mT) * ratios.repeat(1, 1, 2, 1)
+        scores = (torch.cat([strength * key, query], -2) @ key.mT) * decay_ratios(log_decay).repeat(1, 1, 2, 1)
         write = torch.linalg.solve_triangular(scores[..., :length, :], target, upper=False, unitriangular=True)
         outputs = scores[..., length:, :] @ write
     if seen is not None:

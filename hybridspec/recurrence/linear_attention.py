@@ -7,17 +7,15 @@ other names.
 
 from torch import Tensor
 
-from hybridspec.recurrence.tape import Tape
+from hybridspec.recurrence.tape import Tape, decay_ratios
 
 
 def decayed_sum(query: Tensor, key: Tensor, write: Tensor, log_decay: Tensor, state: Tensor | None) -> Tensor:
     """Outputs ``[B, H, T, V]`` of a short block: queries and keys ``[B, H, T, K]``, writes ``[B, H, T, V]``,
     ``log_decay [B, H, T]``, ``state [B, H, K, V]`` or None for zeros.
     """
-    total = log_decay.cumsum(-1)
-    ratios = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()
-    outputs = ((query @ key.mT) * ratios) @ write
-    return outputs if state is None else outputs + total.exp().unsqueeze(-1) * (query @ state)
+    outputs = ((query @ key.mT) * decay_ratios(log_decay)) @ write
+    return outputs if state is None else outputs + log_decay.cumsum(-1).exp().unsqueeze(-1) * (query @ state)
 
 
 def verify(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None) -> tuple[Tensor, Tape]:

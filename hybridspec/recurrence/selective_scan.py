@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hybridspec.recurrence.tape import sum_after
+
 
 class ScanTape(NamedTuple):
     """What a verify pass leaves behind. A decay for each entry of the state would make the tape as large as a state
@@ -47,14 +49,13 @@ class ScanTape(NamedTuple):
         if isinstance(keep, int):
             step, scaled, write = step[..., :keep], scaled[..., :keep], write[..., :keep, :]
         else:
-            kept = torch.arange(step.shape[-1], device=step.device) < keep[..., None, None]
-            step, scaled = step * kept, scaled * kept
-        total = step.cumsum(-1)
-        end = total[..., -1:] if total.shape[-1] else total.new_zeros(*total.shape[:-1], 1)
+            dropped = torch.arange(step.shape[-1], device=step.device) >= keep[..., None, None]
+            step, scaled = step.masked_fill(dropped, 0.0), scaled.masked_fill(dropped, 0.0)
+            write = write.masked_fill(dropped.mT, 0.0)
         # [..., I, T, N]: what is left at the end of each token's write.
-        left = ((end - total).unsqueeze(-1) * self.rate.unsqueeze(-2)).exp()
+        left = (sum_after(step.mT).mT.unsqueeze(-1) * self.rate.unsqueeze(-2)).exp()
         added = torch.einsum("...itn,...it,...tn->...in", left, scaled, write)
-        return added if state is None else torch.addcmul(added, state, (end * self.rate).exp())
+        return added if state is None else torch.addcmul(added, state, (step.sum(-1, keepdim=True) * self.rate).exp())
 
     @classmethod
     def join(cls, tapes: Sequence["ScanTape"]) -> "ScanTape":

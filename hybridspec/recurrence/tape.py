@@ -9,9 +9,27 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 AnyTape = TypeVar("AnyTape", bound=tuple)
+
+
+def sum_after(x: Tensor) -> Tensor:
+    """For each token of ``[..., T, C]`` the sum over those that follow it; for no tokens a single 0, which broadcasts.
+
+    Added up from the end: as a difference of two sums from the start, a small decay that follows a strong one would be
+    lost in rounding.
+    """
+    return F.pad(x[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+
+
+def decay_ratios(log_decay: Tensor) -> Tensor:
+    """``D_t / D_s``, what is left at token t (rows) of a write at token s (columns): ``[..., T, T]`` from ``[...,
+    T]``; 0 where s follows t. Added up between the two, see :func:`sum_after`.
+    """
+    between = log_decay.unsqueeze(-1).expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(-2)
+    return between.exp().tril()
 
 
 class Tape(NamedTuple):
@@ -47,12 +65,10 @@ class Tape(NamedTuple):
         if isinstance(keep, int):
             log_decay, key, write = log_decay[..., :keep, :], key[..., :keep, :], write[..., :keep, :]
         else:
-            kept = (torch.arange(key.shape[-2], device=key.device) < keep[..., None, None]).unsqueeze(-1)
-            log_decay, key = log_decay.masked_fill(~kept, 0.0), key * kept
-        total = log_decay.cumsum(-2)
-        end = total[..., -1:, :] if total.shape[-2] else total.new_zeros(*total.shape[:-2], 1, total.shape[-1])
-        added = (key * (end - total).exp()).mT @ write
-        return added if state is None else torch.addcmul(added, state, end.exp().mT)
+            dropped = (torch.arange(key.shape[-2], device=key.device) >= keep[..., None, None]).unsqueeze(-1)
+            log_decay, key, write = (x.masked_fill(dropped, 0.0) for x in (log_decay, key, write))
+        added = (key * sum_after(log_decay).exp()).mT @ write
+        return added if state is None else torch.addcmul(added, state, log_decay.sum(-2, keepdim=True).exp().mT)
 
     @classmethod
     def join(cls, tapes: Sequence["Tape"]) -> "Tape":
