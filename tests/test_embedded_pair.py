@@ -66,7 +66,7 @@ def test_greedy_output_equals_plain_on_every_prompt_for_every_k(
 ) -> None:
     for prompt in load_workload(WORKLOADS[workload]).prompts:
         with PreparedPrompt(target, any_draft, prompt.id, target.encode(prompt.text), Sampling(), 0) as prepared:
-            assert_greedy_equal(prepared, iter(range(1, 9)), new=64)
+            assert_greedy_equal(prepared, iter(range(1, 9)), new=24)
 
 
 def test_plain_decoding_equals_transformers_generate(target: TargetRunner) -> None:
