@@ -130,3 +130,20 @@ def test_cost_model_by_hand() -> None:
     assert predicted_speedup([0.8, 0.6], costs, 2) == pytest.approx(2.4 / (0.2 + 1.2 + 0.05))
     assert ideal_speedup(2.4, costs, 2) == pytest.approx(2.4 / 1.4)
     assert predicted_speedup([0.8, 0.6], costs, 0) == 1.0
+
+
+def test_one_prompt_never_wins() -> None:
+    """A bootstrap over one prompt has no width."""
+    assert speedup_interval([Pair("a", Run([1] * 8, [], 4.0, 4.0), Run([1] * 8, [], 2.0, 2.0))]) == (1.0, 2.0)
+
+
+def test_a_broken_study_file_is_named(pair: tuple, tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match=r"study\.db"):
+        make_study(pair, tmp_path)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(InputError, match="out"):
+        open_storage(tmp_path / "out")

@@ -1,5 +1,6 @@
 """Workload files: what loads, and what a malformed one is told."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,24 @@ def test_chosen_prompts_spread_over_the_file() -> None:
     prompts = [Prompt(str(i), "x") for i in range(20)]
     assert [p.id for p in choose_prompts(prompts, 4)] == ["0", "5", "10", "15"]
     assert choose_prompts(prompts, 50) == prompts
+
+
+def test_lines_end_at_line_feeds_only_and_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "windows.jsonl"
+    texts = ["a\u2028b", "c\u0085d", "e"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    assert [p.text for p in load_workload(path).prompts] == texts
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"prompt": ' + "9" * 5000 + "}"])
+def test_json_that_breaks_the_parser_names_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "deep.jsonl"
+    path.write_text('{"prompt": "x"}\n' + line)
+    with pytest.raises(InputError, match=r"deep\.jsonl, line 2"):
+        load_workload(path)
+
+
+def test_a_folder_is_no_workload(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="folder"):
+        load_workload(tmp_path)

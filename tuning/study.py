@@ -6,6 +6,7 @@ Every finished trial keeps what it measured as user attributes, so that a profil
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import DatabaseError
 
 from hybridspec.decoder import Statistics, check_length
 from hybridspec.drafts.base import Draft
@@ -103,8 +105,17 @@ class WorkloadResult:
 
 
 def open_storage(out: Path) -> str:
-    """Optuna storage URL of the study file in ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Optuna storage URL of the study file in ``out``.
+
+    Raises:
+        InputError: the folder cannot be made or written to.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot make this folder: {error.strerror}") from error
+    if not os.access(out, os.W_OK):
+        raise InputError(f"--out {out}: this folder is not writable. Choose another.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return f"sqlite:///{out / 'study.db'}"
 
@@ -123,13 +134,19 @@ class WorkloadStudy:
         self.prompts = choose_prompts(workload.prompts, settings.prompts)
         identity = json.dumps([pair_name, [(p.id, p.text) for p in self.prompts], settings.identity()])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        self.study = optuna.create_study(
-            study_name=f"{workload.name}-{digest}",
-            storage=storage,
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=settings.seed),
-            load_if_exists=True,
-        )
+        try:
+            self.study = optuna.create_study(
+                study_name=f"{workload.name}-{digest}",
+                storage=storage,
+                direction="maximize",
+                sampler=optuna.samplers.TPESampler(seed=settings.seed),
+                load_if_exists=True,
+            )
+        except (DatabaseError, optuna.exceptions.StorageInternalError) as error:
+            raise InputError(
+                f"{storage.removeprefix('sqlite:///')}: not a readable Optuna study ({error}). "
+                "Move it away, or choose another --out."
+            ) from error
         self._discard_interrupted()
         self.encoded = [target.encode(p.text) for p in self.prompts]
 

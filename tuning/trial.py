@@ -125,8 +125,14 @@ def speedup(pairs: Sequence[Pair], clock: str = "wall_seconds") -> float:
 def speedup_interval(
     pairs: Sequence[Pair], clock: str = "wall_seconds", level: float = 0.9, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap interval of :func:`speedup` over prompts, the pairing kept."""
+    """Bootstrap interval of :func:`speedup` over prompts, the pairing kept.
+
+    One prompt tells nothing about others, so the interval then reaches from no gain to what was seen.
+    """
     table = _table(pairs, clock)
+    if len(table) == 1:
+        seen = float(_ratio(table))
+        return min(1.0, seen), max(1.0, seen)
     rng = np.random.default_rng(seed)
     samples = _ratio(table[rng.integers(0, len(table), (2000, len(table)))])
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])

@@ -30,11 +30,14 @@ def load_workload(path: Path) -> Workload:
     Raises:
         InputError: no such file, no prompts in it, or a bad line; names file, line and field.
     """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder. Give a JSON Lines file.")
     if not path.is_file():
         raise InputError(f"{path}: no such workload file")
     prompts = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold other line separators as they are. A byte order mark is Windows' habit.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     for number, line in enumerate(lines, 1):
@@ -44,6 +47,8 @@ def load_workload(path: Path) -> Workload:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise InputError(f"{path}, line {number}: not valid JSON: {error.msg} at column {error.colno}") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}: cannot be read as JSON: {error}") from error
         text = row.get("prompt") if isinstance(row, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise InputError(f'{path}, line {number}: field "prompt" is missing, empty or not a string')

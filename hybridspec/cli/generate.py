@@ -39,7 +39,7 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling.")] = 0,
     compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",

@@ -54,7 +54,7 @@ def tune(
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling.")] = 0,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
@@ -62,6 +62,7 @@ def tune(
     from rich.console import Console
 
     from hybridspec import embedded
+    from hybridspec.errors import InputError
     from hybridspec.tuning.profile import build_profile, write_profile
     from hybridspec.tuning.report import noise_note, results_table
     from hybridspec.tuning.study import Settings, WorkloadStudy, open_storage
@@ -70,9 +71,12 @@ def tune(
     settings = Settings(longest, prompts, max_new_tokens, trials, seconds or None, temperature, top_k, top_p, seed)
     console = Console(stderr=True)
     workloads = [find_workload(name) for name in workload or embedded.workload_files()]
+    names = [w.name for w in workloads]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"two workloads are called {twice!r}, after their file names: rename one of the files")
+    storage = open_storage(out)
     with console.status("loading target and draft"):
         runner, small = load_pair(target, draft, threads, rollback)
-    storage = open_storage(out)
     pair_name = f"{runner.fingerprint}+{small.runner.fingerprint} {runner.rollback} {threads}"
     studies = [WorkloadStudy(runner, small, w, settings, storage, pair_name) for w in workloads]
     for study in studies:
