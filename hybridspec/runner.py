@@ -115,11 +115,17 @@ class TargetRunner:
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         except Exception as error:
-            raise ModelLoadError(f"{folder}: transformers could not load this checkpoint: {error}") from error
+            raise ModelLoadError(
+                f"{folder}: transformers could not load this checkpoint: {error}. "
+                "If one of its *.safetensors or tokenizer files is cut short, copy it again."
+            ) from error
         # transformers fills what is missing with random numbers and a line in a log.
         broken = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
         if broken:
-            raise ModelLoadError(f"{folder}: {len(broken)} tensors are missing or misshapen, the first is {broken[0]}")
+            raise ModelLoadError(
+                f"{folder}: missing or misshapen tensors in the weights, {len(broken)} in all, the first {broken[0]}. "
+                "Copy the checkpoint again."
+            )
         return cls(model.to(device), tokenizer, rollback, folder.resolve())
 
     def check(self, fall_back: bool = False) -> None:

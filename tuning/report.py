@@ -15,7 +15,7 @@ def results_table(results: Sequence[WorkloadResult]) -> Table:
     for result in results:
         best = result.best
         if best is None:
-            table.add_row(result.name, "-", "-", "-", "not measured", "-")
+            table.add_row(result.name, "-", "-", "-", "no gain so far" if result.measurements else "not measured", "-")
             continue
         plain = best.k == 0
         low, high = best.interval
