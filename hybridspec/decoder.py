@@ -113,6 +113,10 @@ def decode(
     if k and draft is None:
         raise InputError(f"K = {k} needs a draft: give one, or K = 0 for plain decoding")
     if draft is not None:
+        if not hasattr(draft, "check_pair"):
+            raise InputError(
+                f"a {type(draft).__name__} is no draft strategy: wrap it, as in SameArchitectureDraft(runner)"
+            )
         draft.check_pair(target)
     with ExitStack() as stack:
         session = stack.enter_context(target.start(prompt))

@@ -25,7 +25,7 @@ from hybridspec.layers import RecurrentLayer
 from hybridspec.recompute import RecomputeCache
 from hybridspec.recording import Purpose, recording
 from hybridspec.selftest import check_rollback
-from hybridspec.session import Session
+from hybridspec.session import Session, flat_ids
 
 RollbackMode = Literal["auto", "tape", "slots", "recompute"]
 
@@ -160,7 +160,8 @@ class TargetRunner:
             InputError: the prompt is empty.
             ContextLengthError: it does not fit.
         """
-        if not len(prompt):
+        prompt = flat_ids(prompt)
+        if not prompt:
             raise InputError("the prompt is empty: give at least one token")
         if len(prompt) > self.max_length:
             raise ContextLengthError(
@@ -168,7 +169,7 @@ class TargetRunner:
             )
         session = Session(self)
         try:
-            session.prefill(list(prompt[:-1]))
+            session.prefill(prompt[:-1])
         except BaseException:
             session.close()
             raise
@@ -256,7 +257,9 @@ def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:
         return
     decoder = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == len(cache.layers)), ())
     for index, (kept, layer) in enumerate(zip(cache.layers, decoder, strict=False)):
-        if isinstance(kept, RecurrentLayer) and not any(type(m).__module__ in modules for m in layer.modules()):
+        # A stateful model without a recurrent cache layer keeps its state elsewhere.
+        suspect = isinstance(kept, RecurrentLayer) or not cache.recurrent
+        if suspect and not any(type(m).__module__ in modules for m in layer.modules()):
             raise UnsupportedLayerError(
                 f"layer {index} ({type(layer).__name__} of {config.model_type!r}) has a recurrence that is not known "
                 "here, so its tokens cannot be taken back. Use rollback='recompute'."

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 
 #: Longest block that goes through the recorded short form; longer prefill chunks take transformers' own chunked form.
 SHORT_BLOCK = 32
+
+
+def flat_ids(tokens: Sequence[int]) -> list[int]:
+    """Token ids as a list of int, from any flat sequence of integers (a tensor, an array).
+
+    Raises:
+        InputError: it is not one, for example a batch ``[1, T]``.
+    """
+    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    try:
+        return [index(token) for token in tokens]
+    except TypeError as error:
+        raise InputError(f"token ids must be a flat sequence of integers: {error}") from error
 
 
 class Session:
@@ -64,12 +78,18 @@ class Session:
         return self._runner.max_length - self.cache.length - self.cache.pending
 
     def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
-        """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory)."""
-        self._check(tokens)
+        """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory).
+
+        A single token left over joins the last chunk: some models compute one token otherwise than many.
+        """
+        if not isinstance(chunk, int) or chunk < 1:
+            raise InputError(f"chunk must be a positive number of tokens, not {chunk!r}")
+        tokens = self._checked(tokens)
         if self.cache.pending:
             raise SessionError("commit the pending block before a prefill")
-        for start in range(0, len(tokens), chunk):
-            part = list(tokens[start : start + chunk])
+        while tokens:
+            size = len(tokens) if chunk > 1 and len(tokens) == chunk + 1 else chunk
+            part, tokens = tokens[:size], tokens[size:]
             if len(part) > SHORT_BLOCK:
                 self._advance(part)
             else:
@@ -96,8 +116,7 @@ class Session:
         """
         if not len(block):
             raise InputError("a block needs at least one token")
-        self._check(block)
-        return self._feed(block)
+        return self._feed(self._checked(block))
 
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens; every layer becomes as if it had never seen the others."""
@@ -160,7 +179,8 @@ class Session:
             self.cache.abort()
             raise
 
-    def _check(self, tokens: Sequence[int]) -> None:
+    def _checked(self, tokens: Sequence[int]) -> list[int]:
+        tokens = flat_ids(tokens)
         if len(tokens) > self.room:
             raise ContextLengthError(
                 f"{len(tokens)} more tokens do not fit: {self.length} of the context of "
@@ -169,6 +189,7 @@ class Session:
         bad = next((t for t in tokens if not 0 <= t < self._runner.vocab_size), None)
         if bad is not None:
             raise InputError(f"token {bad} is outside the model's vocabulary of {self._runner.vocab_size}")
+        return tokens
 
     def __repr__(self) -> str:
         state = "closed" if self._cache is None else f"{self.length} tokens, {self.cache.pending} pending"

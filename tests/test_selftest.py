@@ -49,15 +49,21 @@ def test_a_context_that_ends_before_the_test_cuts_it_short(monkeypatch: Patch) -
         check_rollback(runner)
 
 
-def test_an_unknown_recurrence_is_refused_by_layer_and_class() -> None:
-    with pytest.raises(UnsupportedLayerError, match=r"layer 0 \(Zaya.*recompute"):
-        TargetRunner(family_model("zaya"), rollback="tape")
+@pytest.mark.parametrize(("name", "layer"), [("zaya", "Zaya"), ("rwkv", "RwkvBlock"), ("xlstm", "xLSTMBlock")])
+def test_an_unknown_recurrence_is_refused_by_layer_and_class(name: str, layer: str) -> None:
+    with pytest.raises(UnsupportedLayerError, match=rf"layer 0 \({layer}.*recompute"):
+        TargetRunner(family_model(name), rollback="tape")
 
 
-def test_what_the_test_cannot_run_is_refused() -> None:
-    """RWKV takes no cache but a list."""
-    with pytest.raises(UnsupportedLayerError, match=r"could not run.*recompute"):
-        TargetRunner(family_model("rwkv"), rollback="tape")
+def test_what_the_test_cannot_run_is_refused(monkeypatch: Patch) -> None:
+    runner = TargetRunner(tiny_model())
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("no such argument")
+
+    monkeypatch.setattr(runner, "forward", fail)
+    with pytest.raises(UnsupportedLayerError, match=r"could not run.*no such argument.*recompute"):
+        check_rollback(runner)
 
 
 def test_recompute_serves_what_the_tape_does_not() -> None:

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from hybridspec.errors import ContextLengthError, InputError, SessionError
 from hybridspec.runner import TargetRunner
@@ -105,3 +106,22 @@ def test_an_exception_frees_the_state(make_runner: MakeRunner, mode: str) -> Non
     assert cache() is None
     with pytest.raises(SessionError, match="closed"):
         session.verify([1])
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 1.5])
+def test_a_chunk_that_is_no_number_of_tokens_is_refused(make_runner: Callable[..., TargetRunner], chunk: float) -> None:
+    session = make_runner("plain").start([3, 4])
+    with pytest.raises(InputError, match="chunk"):
+        session.prefill([7, 8, 9], chunk=chunk)
+    assert session.tokens == [3]
+
+
+def test_ids_come_in_any_flat_form_and_no_other(make_runner: Callable[..., TargetRunner]) -> None:
+    runner = make_runner("plain")
+    assert runner.start(torch.tensor([5, 6, 7])).tokens == [5, 6]
+    session = runner.start([5, 6])
+    for bad in (torch.tensor([[5, 6, 7]]), [3.5], "abc", torch.tensor([0.5])):
+        for call in (runner.start, session.verify, session.prefill):
+            with pytest.raises(InputError, match="flat"):
+                call(bad)
+    assert session.tokens == [5]
