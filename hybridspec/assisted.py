@@ -19,7 +19,7 @@ from transformers.generation import GenerationMode
 from hybridspec.cache import RollbackCache
 from hybridspec.errors import InputError, SessionError, UnsupportedLayerError
 from hybridspec.recording import Purpose, recording
-from hybridspec.runner import CACHE_ARGUMENTS, TargetRunner
+from hybridspec.runner import CACHE_ARGUMENTS, TargetRunner, clamps_steps
 from hybridspec.session import SHORT_BLOCK
 
 #: What ``generate`` calls the cache in this version of transformers; up to 5.23 some models call it otherwise.
@@ -188,6 +188,7 @@ def _candidate_generator(
 def _recorded_forward(model: PreTrainedModel) -> Callable:
     signature = inspect.signature(model.forward)
     own_name = next(name for name in CACHE_ARGUMENTS if name in signature.parameters)
+    clamps = clamps_steps(model)
 
     @functools.wraps(type(model).forward)
     def forward(self: PreTrainedModel, *arguments: Any, **inputs: Any) -> Any:
@@ -196,6 +197,12 @@ def _recorded_forward(model: PreTrainedModel) -> Callable:
         cache = next((x for x in inputs.values() if isinstance(x, AssistedCache)), None)
         if cache is None:
             return native(**inputs)
+        mask = inputs.get("attention_mask")
+        if clamps and isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool((mask == 0).any()):
+            raise InputError(
+                f"{type(model).__name__} clamps time steps in prompts only, which cannot be followed on a padded "
+                "prompt: leave out the padding"
+            )
         inputs = {name: x for name, x in inputs.items() if x is not cache}
         output = _feed(native, cache, inputs | {own_name: cache})
         setattr(output, CACHE, cache)

@@ -72,7 +72,7 @@ class TargetRunner:
             raise UnsupportedLayerError(f"{type(model).__name__} takes no cache, so it cannot go on with a sequence.")
         self._takes_positions = "position_ids" in parameters
         #: Nemotron-H and Zamba2 clamp time steps in their many-token path, which decoding does not.
-        self.clamps_steps = any(getattr(m, "time_step_limit", UNLIMITED) != UNLIMITED for m in model.modules())
+        self.clamps_steps = clamps_steps(model)
         #: A model that continues wrongly from its own cache with more than one token: feed it one at a time.
         self.one_by_one = adapters.starts_from_zeros(model)
         #: The model's own past cannot be continued at all, or not for several sessions: ours serves ``recompute`` too.
@@ -243,6 +243,11 @@ class TargetRunner:
         value = getattr(generation, "eos_token_id", None)
         value = self.config.eos_token_id if value is None else value
         return frozenset([] if value is None else [value] if isinstance(value, int) else value)
+
+
+def clamps_steps(model: nn.Module) -> bool:
+    """Whether the many-token path clamps time steps; the one-token path never does."""
+    return any(tuple(getattr(m, "time_step_limit", None) or UNLIMITED) != UNLIMITED for m in model.modules())
 
 
 def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:

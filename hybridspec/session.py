@@ -87,6 +87,8 @@ class Session:
         tokens = self._checked(tokens)
         if self.cache.pending:
             raise SessionError("commit the pending block before a prefill")
+        if self._runner.clamps_steps:
+            chunk = max(2, chunk)
         while tokens:
             size = len(tokens) if chunk > 1 and len(tokens) == chunk + 1 else chunk
             part, tokens = tokens[:size], tokens[size:]

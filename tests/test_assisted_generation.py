@@ -473,3 +473,10 @@ def test_target_cannot_go_back_behind_the_last_crop() -> None:
     assert cache.get_seq_length() == 3
     with pytest.raises(SessionError, match="0 were fed"):
         cache.crop(-1)
+
+
+def test_padding_is_refused_where_prompts_are_clamped() -> None:
+    model = family_model("nemotron_h+clamped")
+    ids = torch.tensor([[0, 0, 5, 6, 7, 5, 6]])
+    with enable_assisted_generation(model), pytest.raises(InputError, match="padding"):
+        model.generate(ids, attention_mask=(ids != 0).long(), prompt_lookup_num_tokens=2, max_new_tokens=4)
