@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridspec.recurrence import linear_attention
 from tests import recurrences, reference
-from tests.examples import examples
 from tests.recurrences import DECAYS, STATES, Block, Family
 
 LINEAR = Family(
@@ -47,43 +45,6 @@ def blocks(draw: st.DrawFn, longest: int = 16) -> Block:
     sizes = (draw(st.integers(1, 8)), draw(st.integers(1, 8)))
     decay = draw(st.sampled_from(sorted(ALL_DECAYS)))
     return make_block(shape, sizes, decay, draw(st.sampled_from([None, *sorted(STATES)])))
-
-
-@examples(100)
-@given(blocks())
-def test_outputs_and_every_rollback_equal_the_twin(block: Block) -> None:
-    recurrences.check_outputs_and_every_rollback(block)
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_each_row_keeps_its_own_number_of_tokens(block: Block, data: st.DataObject) -> None:
-    recurrences.check_each_row_keeps_its_own(block, data.draw(recurrences.counts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_stacked_layers_roll_back_like_each_layer(block: Block, data: st.DataObject) -> None:
-    keep = data.draw(st.lists(recurrences.counts(block), min_size=1, max_size=3))
-    recurrences.check_stacked_layers(block, keep, axis=data.draw(st.sampled_from([0, 1])))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_joined_blocks_are_one_block(block: Block, data: st.DataObject) -> None:
-    recurrences.check_joined_blocks(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_parts_of_a_tape_lead_from_state_to_state(block: Block, data: st.DataObject) -> None:
-    recurrences.check_parts(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_tokens_that_are_not_kept_are_not_read(block: Block, data: st.DataObject) -> None:
-    recurrences.check_dropped_tokens_are_not_read(block, data.draw(recurrences.counts(block)))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 12])

@@ -5,7 +5,6 @@ Decays are numbers in [0, 1] here, not logarithms: 0, where a sequence starts an
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
@@ -14,7 +13,6 @@ from hybridspec.recurrence import rg_lru
 from hybridspec.recurrence.rg_lru import StateTape
 from hybridspec.recurrence.tape import rollback
 from tests import recurrences, reference
-from tests.examples import examples
 from tests.recurrences import DECAYS, STATES, Block, Family
 
 RG_LRU = Family(
@@ -37,43 +35,6 @@ def blocks(draw: st.DrawFn, longest: int = 16) -> Block:
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, longest)), draw(st.integers(1, 8)))
     decay = draw(st.sampled_from(sorted(DECAYS)))
     return make_block(shape, decay, draw(st.sampled_from([None, *sorted(STATES)])))
-
-
-@examples(80)
-@given(blocks())
-def test_outputs_and_every_rollback_equal_the_twin(block: Block) -> None:
-    recurrences.check_outputs_and_every_rollback(block)
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_each_row_keeps_its_own_number_of_tokens(block: Block, data: st.DataObject) -> None:
-    recurrences.check_each_row_keeps_its_own(block, data.draw(recurrences.counts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_stacked_layers_roll_back_like_each_layer(block: Block, data: st.DataObject) -> None:
-    keep = data.draw(st.lists(recurrences.counts(block), min_size=1, max_size=3))
-    recurrences.check_stacked_layers(block, keep, axis=data.draw(st.sampled_from([0, 1])))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_joined_blocks_are_one_block(block: Block, data: st.DataObject) -> None:
-    recurrences.check_joined_blocks(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_parts_of_a_tape_lead_from_state_to_state(block: Block, data: st.DataObject) -> None:
-    recurrences.check_parts(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_tokens_that_are_not_kept_are_not_read(block: Block, data: st.DataObject) -> None:
-    recurrences.check_dropped_tokens_are_not_read(block, data.draw(recurrences.counts(block)))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 12])

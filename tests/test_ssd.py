@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.bamba import modeling_bamba
 
 from hybridspec.recurrence import ssd
 from tests import recurrences, reference
-from tests.examples import examples
 from tests.recurrences import STATES, STEPS, Block, Family, assert_near
 
 SSD = Family(
@@ -54,43 +52,6 @@ def blocks(draw: st.DrawFn, longest: int = 16) -> Block:
     kinds = tuple(draw(st.sampled_from(sorted(table))) for table in (STEPS, RATES))
     state = draw(st.sampled_from([None, *sorted(STATES)]))
     return make_block((*shape, draw(st.integers(1, longest))), sizes, kinds, state)
-
-
-@examples(100)
-@given(blocks())
-def test_outputs_and_every_rollback_equal_the_twin(block: Block) -> None:
-    recurrences.check_outputs_and_every_rollback(block)
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_each_row_keeps_its_own_number_of_tokens(block: Block, data: st.DataObject) -> None:
-    recurrences.check_each_row_keeps_its_own(block, data.draw(recurrences.counts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_stacked_layers_roll_back_like_each_layer(block: Block, data: st.DataObject) -> None:
-    keep = data.draw(st.lists(recurrences.counts(block), min_size=1, max_size=3))
-    recurrences.check_stacked_layers(block, keep, axis=data.draw(st.sampled_from([0, 1])))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_joined_blocks_are_one_block(block: Block, data: st.DataObject) -> None:
-    recurrences.check_joined_blocks(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(50)
-@given(blocks(), st.data())
-def test_parts_of_a_tape_lead_from_state_to_state(block: Block, data: st.DataObject) -> None:
-    recurrences.check_parts(block, data.draw(recurrences.cuts(block)))
-
-
-@examples(40)
-@given(blocks(), st.data())
-def test_tokens_that_are_not_kept_are_not_read(block: Block, data: st.DataObject) -> None:
-    recurrences.check_dropped_tokens_are_not_read(block, data.draw(recurrences.counts(block)))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 12])
