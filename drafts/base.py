@@ -1,7 +1,7 @@
 """What every draft strategy is: something that sees committed tokens and proposes the next few."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,10 @@ from hybridspec.sampling import Sampling
 
 if TYPE_CHECKING:
     from hybridspec.runner import TargetRunner
+    from hybridspec.session import Session
+
+#: Asked after each drafted token with the distribution ``[vocab]`` that it was chosen from: draft another one?
+Proceed = Callable[[Tensor], bool]
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,12 @@ class Drafting(ABC):
     """A draft strategy at work on one sequence. Use it as a context manager: it frees its state on every way out."""
 
     @abstractmethod
-    def propose(self, k: int) -> Proposal:
-        """At most ``k`` tokens (``k`` at least 1) to follow the committed ones."""
+    def propose(self, k: int, proceed: Proceed | None = None) -> Proposal:
+        """At most ``k`` tokens (``k`` at least 1) to follow the committed ones.
+
+        A strategy that drafts token by token asks ``proceed`` after each and stops when it says no; the token just
+        drafted stays in the block either way, so that sampling stays exact.
+        """
 
     @abstractmethod
     def accept(self, accepted: int, token: int) -> None:
@@ -67,10 +75,27 @@ class Draft(ABC):
     #: Name in tables and profiles.
     name: str
 
+    @classmethod
+    def create(cls, target: "TargetRunner", **options: object) -> "Draft":
+        """Makes the strategy for ``target`` from options as they stand on a command line."""
+        return cls(**options)
+
     def check_pair(self, target: "TargetRunner") -> None:
         """Raises :class:`~hybridspec.errors.IncompatiblePairError` if this draft cannot serve ``target``."""
         return
 
     @abstractmethod
-    def start(self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None) -> Drafting:
-        """Opens a sequence. ``sampling`` and ``generator`` are those of the target."""
+    def start(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        generator: torch.Generator | None = None,
+        target: "Session | None" = None,
+    ) -> Drafting:
+        """Opens a sequence.
+
+        Args:
+            sampling, generator: those of the target.
+            target: the target's session, before it is fed the prompt: a strategy that reads the target's hidden states
+                or its cache attaches itself here. None where the target runs elsewhere, in a serving engine.
+        """

@@ -2,20 +2,22 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from hybridspec import acceptance
+from hybridspec.acceptance import Verification
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
-from hybridspec.session import Session
+from hybridspec.session import Session, flat_ids
 
 if TYPE_CHECKING:
     from hybridspec.drafts.base import Draft, Drafting
+    from hybridspec.drafts.length import DraftLength
 
 Origin = Literal["draft", "target"]
 
@@ -94,44 +96,72 @@ def decode(
     prompt: Sequence[int],
     *,
     draft: "Draft | None" = None,
-    k: int = 0,
+    k: "int | DraftLength" = 0,
     max_new_tokens: int = 128,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    verification: Verification = "token",
     generator: torch.Generator | None = None,
     stop_tokens: frozenset[int] | None = None,
     statistics: Statistics | None = None,
 ) -> Iterator[Token]:
-    """Generates from ``prompt``; ``k`` = 0 is plain decoding in the same runtime.
+    """Generates from ``prompt``. The tokens are the target's own: token for token under greedy, in distribution when
+    sampling.
 
-    The tokens are the target's own: token for token under greedy, in distribution when sampling.
+    Args:
+        k: draft length, or a rule of :mod:`hybridspec.drafts.length`; 0 is plain decoding in the same runtime.
+        verification: when sampling, ``token`` (rejection sampling token by token) or ``block``.
 
     Raises:
         InputError: empty prompt, or ``k`` without a draft.
         ContextLengthError: prompt, output or block beyond the context.
     """
-    check_length(target, prompt, max_new_tokens, k)
-    if k and draft is None:
-        raise InputError(f"K = {k} needs a draft: give one, or K = 0 for plain decoding")
+    from hybridspec.drafts.registry import make_length
+
+    length = make_length(k) if isinstance(k, int) else k
+    prompt = flat_ids(prompt)
+    check_length(target, prompt, max_new_tokens, length.longest)
+    if length.longest and draft is None:
+        raise InputError(f"K = {length.longest} needs a draft: give one, or K = 0 for plain decoding")
     if draft is not None:
         if not hasattr(draft, "check_pair"):
             raise InputError(
                 f"a {type(draft).__name__} is no draft strategy: wrap it, as in SameArchitectureDraft(runner)"
             )
         draft.check_pair(target)
-    with ExitStack() as stack:
-        session = stack.enter_context(target.start(prompt))
-        drafting = stack.enter_context(draft.start(prompt, sampling, generator)) if k else None
+    with open_pair(target, draft if length.longest else None, prompt, sampling, generator) as (session, drafting):
         yield from continue_decoding(
             session,
             drafting,
             prompt[-1],
-            k=k,
+            length=length,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
+            verification=verification,
             generator=generator,
             stop_tokens=target.stop_tokens if stop_tokens is None else stop_tokens,
             statistics=Statistics() if statistics is None else statistics,
         )
+
+
+@contextmanager
+def open_pair(
+    target: TargetRunner,
+    draft: "Draft | None",
+    prompt: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> "Iterator[tuple[Session, Drafting | None]]":
+    """A target's session and a draft's on ``prompt``; the draft may attach itself before the target is fed."""
+    with ExitStack() as stack:
+        drafting = None
+
+        def attach(session: Session) -> None:
+            nonlocal drafting
+            if draft is not None:
+                drafting = stack.enter_context(draft.start(prompt, sampling, generator, session))
+
+        session = stack.enter_context(target.start(prompt, attach))
+        yield session, drafting
 
 
 def continue_decoding(
@@ -139,9 +169,10 @@ def continue_decoding(
     drafting: "Drafting | None",
     last: int,
     *,
-    k: int,
+    length: "DraftLength",
     max_new_tokens: int,
     sampling: Sampling,
+    verification: Verification = "token",
     generator: torch.Generator | None,
     stop_tokens: frozenset[int],
     statistics: Statistics,
@@ -150,25 +181,22 @@ def continue_decoding(
     from hybridspec.drafts.base import Proposal
 
     clock = time.perf_counter
+    proceed = length.proceed if length.looks_at_drafts else None
     remaining = max_new_tokens
     while remaining:
         begun = clock()
-        wanted = min(k, remaining - 1, session.room - 1)
-        proposal = drafting.propose(wanted).first(wanted) if wanted > 0 else Proposal()
+        wanted = min(length.limit(), remaining - 1, session.room - 1)
+        proposal = drafting.propose(wanted, proceed).first(wanted) if wanted > 0 else Proposal()
         drafted = clock()
         logits = session.verify([last, *proposal.tokens])
-        if sampling.greedy:
-            verdict = acceptance.greedy(logits, proposal.tokens)
-        else:
-            p = sampling.probabilities(logits)
-            verdict = acceptance.rejection_sampling(p, proposal.probabilities, proposal.tokens, generator)
+        verdict = acceptance.verdict(logits, proposal, sampling, verification, generator)
         verified = clock()
         session.commit(verdict.accepted + 1)
         if drafting is not None:
             drafting.accept(*verdict)
-        statistics.steps.append(
-            Step(len(proposal.tokens), verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
-        )
+        step = Step(len(proposal.tokens), verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
+        statistics.steps.append(step)
+        length.observe(step)
         last = verdict.token
         for token in [*(Token(t, "draft") for t in proposal.tokens[: verdict.accepted]), Token(last, "target")]:
             yield token

@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
@@ -28,6 +29,8 @@ from hybridspec.selftest import check_rollback
 from hybridspec.session import Session, flat_ids
 
 RollbackMode = Literal["auto", "tape", "slots", "recompute"]
+#: See :attr:`hybridspec.session.Session.observers`.
+Observer = Callable[[int, Tensor], None]
 
 #: What the argument is called that carries a model's past, by age of transformers and model.
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
@@ -59,6 +62,10 @@ class TargetRunner:
         path: Path | None = None,
     ) -> None:
         check_mode(rollback)
+        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+            raise InputError(f"a TargetRunner runs a transformers model, not a {type(model).__name__}")
+        #: As asked for; :attr:`rollback` is what it came to.
+        self.requested_rollback = rollback
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
@@ -153,8 +160,11 @@ class TargetRunner:
             check_rollback(self)
         passed[self.rollback] = self.one_by_one
 
-    def start(self, prompt: Sequence[int]) -> Session:
+    def start(self, prompt: Sequence[int], attach: Callable[[Session], None] | None = None) -> Session:
         """Opens a sequence with ``prompt`` committed, except its last token, which opens the first block.
+
+        Args:
+            attach: called with the session while it is still empty.
 
         Raises:
             InputError: the prompt is empty.
@@ -169,6 +179,8 @@ class TargetRunner:
             )
         session = Session(self)
         try:
+            if attach is not None:
+                attach(session)
             session.prefill(prompt[:-1])
         except BaseException:
             session.close()
@@ -180,38 +192,58 @@ class TargetRunner:
             return RecomputeCache(RollbackCache(self.config) if self._needs_our_cache else None)
         return RollbackCache(self.config, slots=self.rollback == "slots")
 
-    def forward(self, cache: Any, block: Sequence[int], position: int, last_only: bool = False) -> Tensor:
+    def forward(
+        self,
+        cache: Any,
+        block: Sequence[int],
+        position: int,
+        last_only: bool = False,
+        observers: Sequence[Observer] = (),
+    ) -> Tensor:
         """Logits ``[T, vocab]`` of a block that starts at ``position``, or ``[1, vocab]`` of its last token."""
-        return self._call(cache, block, position, last_only).logits[0]
+        return self._call(cache, block, position, last_only, observers).logits[0]
 
     def forward_natively(
-        self, cache: RecomputeCache, block: Sequence[int], position: int, purpose: Purpose = "verify"
+        self,
+        cache: RecomputeCache,
+        block: Sequence[int],
+        position: int,
+        purpose: Purpose = "verify",
+        observers: Sequence[Observer] = (),
     ) -> Tensor:
         """The same on what the model itself keeps, which it returns anew."""
         if isinstance(cache.cache, RollbackCache):
             with recording("advance"):
-                logits = self.forward(cache.cache, block, position, last_only=purpose == "prefill")
+                logits = self.forward(cache.cache, block, position, purpose == "prefill", observers)
                 cache.cache.commit_prefill(len(block))
             return logits
         single = (self.one_by_one and position > 0) or (self.clamps_steps and purpose == "verify")
         logits = []
         for start in range(0, len(block), 1 if single else len(block)):
             part = block[start : start + 1] if single else block
-            output = self._call(cache.cache, part, position + start, last_only=purpose == "prefill")
+            output = self._call(cache.cache, part, position + start, purpose == "prefill", observers)
             cache.cache = getattr(output, self._cache_argument)
             logits.append(output.logits[0])
         return torch.cat(logits)
 
     @torch.inference_mode()
-    def _call(self, cache: Any, block: Sequence[int], position: int, last_only: bool) -> Any:
-        device = self.model.device
+    def _call(
+        self, cache: Any, block: Sequence[int], position: int, last_only: bool, observers: Sequence[Observer] = ()
+    ) -> Any:
+        device = self.device
         options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
         if self._takes_positions:
             # Left to themselves, some models restart at 0 for every block.
             options["position_ids"] = torch.arange(position, position + len(block), device=device).unsqueeze(0)
         if cache is not None:
             options[self._cache_argument] = cache
-        return self.model(input_ids=torch.tensor([block], device=device), use_cache=True, **options)
+        ids = torch.tensor([block], device=device)
+        with observed(self.model, position, observers) if observers else nullcontext():
+            return self.model(input_ids=ids, use_cache=True, **options)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     @property
     def fingerprint(self) -> str:
@@ -245,6 +277,21 @@ class TargetRunner:
         return frozenset([] if value is None else [value] if isinstance(value, int) else value)
 
 
+@contextmanager
+def observed(model: nn.Module, position: int, observers: Sequence[Observer]) -> Iterator[None]:
+    """Hands the decoder's output ``[T, d]``, final norm included, to the observers."""
+
+    def tell(_: nn.Module, __: tuple, output: Any) -> None:
+        for observer in observers:
+            observer(position, output[0][0])
+
+    handle = model.get_decoder().register_forward_hook(tell)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def clamps_steps(model: nn.Module) -> bool:
     """Whether the many-token path clamps time steps; the one-token path never does."""
     return any(tuple(getattr(m, "time_step_limit", None) or UNLIMITED) != UNLIMITED for m in model.modules())
@@ -260,8 +307,8 @@ def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:
     modules = adapters.attach(model)
     if not getattr(model, "_is_stateful", False):
         return
-    decoder = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == len(cache.layers)), ())
-    for index, (kept, layer) in enumerate(zip(cache.layers, decoder, strict=False)):
+    layers = decoder_layers(model, len(cache.layers))
+    for index, (kept, layer) in enumerate(zip(cache.layers, layers, strict=False)):
         # A stateful model without a recurrent cache layer keeps its state elsewhere.
         suspect = isinstance(kept, RecurrentLayer) or not cache.recurrent
         if suspect and not any(type(m).__module__ in modules for m in layer.modules()):
@@ -269,6 +316,11 @@ def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:
                 f"layer {index} ({type(layer).__name__} of {config.model_type!r}) has a recurrence that is not known "
                 "here, so its tokens cannot be taken back. Use rollback='recompute'."
             )
+
+
+def decoder_layers(model: nn.Module, count: int) -> Sequence[nn.Module]:
+    """The ``count`` layers that the decoder runs one after the other; none if it has no such list."""
+    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), ())
 
 
 def check_mode(rollback: str) -> None:

@@ -54,6 +54,18 @@ class Sampling:
         # On the CPU, where one generator serves all draws: token by token, a device would be asked for each number.
         return self.warpers()(unused_ids, logits.float()).softmax(-1).cpu()
 
+    def choose(self, logits: Tensor, generator: torch.Generator | None) -> tuple[int, Tensor | None]:
+        """A token from ``[1, vocab]`` logits and, unless greedy, the distribution ``[1, vocab]`` it was drawn from."""
+        if self.greedy:
+            return int(logits.argmax()), None
+        probabilities = self.probabilities(logits)
+        return draw(probabilities[0], generator), probabilities
+
+
+def distribution(logits: Tensor, probabilities: Tensor | None) -> Tensor:
+    """``[vocab]``: what a token was drawn from, or, under greedy decoding, the softmax of its ``[1, vocab]`` logits."""
+    return logits[0].float().softmax(-1) if probabilities is None else probabilities[0]
+
 
 def draw(probabilities: Tensor, generator: torch.Generator | None) -> int:
     """One token from ``[vocab]`` probabilities."""

@@ -1,6 +1,6 @@
 """One sequence on a model: feed blocks, look at the logits, keep what you like, take the rest back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import index
@@ -37,10 +37,15 @@ class Session:
     """Made by :meth:`TargetRunner.start`; a context manager that frees its state on every way out.
 
     A target and a draft use the same class.
+
+    Attributes:
+        observers: called in each forward pass with the position of its first token and the hidden states ``[T, d]``
+            that the model's head reads. For strategies that draft from them.
     """
 
     def __init__(self, runner: "TargetRunner") -> None:
-        self._runner = runner
+        self.runner = runner
+        self.observers: list[Callable[[int, Tensor], None]] = []
         self._cache: RollbackCache | RecomputeCache | None = runner.new_cache()
         # What the cache was fed: its committed tokens come first, then its pending ones.
         self._fed: list[int] = []
@@ -55,6 +60,7 @@ class Session:
         """Frees the state. A closed session can do nothing more."""
         self._cache = None
         self._fed = []
+        self.observers = []
 
     @property
     def cache(self) -> "RollbackCache | RecomputeCache":
@@ -75,7 +81,7 @@ class Session:
     @property
     def room(self) -> int:
         """Tokens that still fit into the model's context, pending ones taken off."""
-        return self._runner.max_length - self.cache.length - self.cache.pending
+        return self.runner.max_length - self.cache.length - self.cache.pending
 
     def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
         """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory).
@@ -87,7 +93,7 @@ class Session:
         tokens = self._checked(tokens)
         if self.cache.pending:
             raise SessionError("commit the pending block before a prefill")
-        if self._runner.clamps_steps:
+        if self.runner.clamps_steps:
             chunk = max(2, chunk)
         while tokens:
             size = len(tokens) if chunk > 1 and len(tokens) == chunk + 1 else chunk
@@ -105,7 +111,7 @@ class Session:
             self.commit(len(part))
             return
         with self._intact(part) as position, recording("advance"):
-            self._runner.forward(self.cache, part, position, last_only=True)
+            self.runner.forward(self.cache, part, position, last_only=True, observers=self.observers)
             self.cache.commit_prefill(len(part))
 
     def verify(self, block: Sequence[int]) -> Tensor:
@@ -160,10 +166,11 @@ class Session:
             cache = self.cache
             cache.begin_block()
             if isinstance(cache, RecomputeCache):
-                logits = self._runner.forward_natively(cache, block, position, purpose)
+                logits = self.runner.forward_natively(cache, block, position, purpose, self.observers)
             else:
                 with recording(purpose):
-                    logits = self._runner.forward(cache, block, position, last_only=purpose == "prefill")
+                    last_only = purpose == "prefill"
+                    logits = self.runner.forward(cache, block, position, last_only, self.observers)
             cache.end_block(len(block))
         return logits
 
@@ -186,11 +193,11 @@ class Session:
         if len(tokens) > self.room:
             raise ContextLengthError(
                 f"{len(tokens)} more tokens do not fit: {self.length} of the context of "
-                f"{self._runner.max_length} are used"
+                f"{self.runner.max_length} are used"
             )
-        bad = next((t for t in tokens if not 0 <= t < self._runner.vocab_size), None)
+        bad = next((t for t in tokens if not 0 <= t < self.runner.vocab_size), None)
         if bad is not None:
-            raise InputError(f"token {bad} is outside the model's vocabulary of {self._runner.vocab_size}")
+            raise InputError(f"token {bad} is outside the model's vocabulary of {self.runner.vocab_size}")
         return tokens
 
     def __repr__(self) -> str:

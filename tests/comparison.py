@@ -127,7 +127,7 @@ def assert_varied(tokens: list[int]) -> None:
 
 def fresh(session: Session, tokens: list[int]) -> Session:
     """A new session on the same model and mode that only ever saw ``tokens``."""
-    return session._runner.start([*tokens, 0])
+    return session.runner.start([*tokens, 0])
 
 
 def assert_holds(session: Session, tokens: list[int]) -> None:

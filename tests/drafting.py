@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.base import Draft, Drafting, Proposal
+from hybridspec.drafts.base import Draft, Drafting, Proceed, Proposal
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
+from hybridspec.session import Session
 from tests.families import wrong
 from tests.reference import GreedyRun
 
@@ -26,12 +27,18 @@ class Tampering(Draft, Drafting):
     def __init__(self, draft: Draft) -> None:
         self.draft, self.name, self.spoilt = draft, draft.name, True
 
-    def start(self, prompt: Sequence[int], sampling: Sampling, generator: torch.Generator | None = None) -> Drafting:
-        self.drafting = self.draft.start(prompt, sampling, generator)
+    def start(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        generator: torch.Generator | None = None,
+        target: Session | None = None,
+    ) -> Drafting:
+        self.drafting = self.draft.start(prompt, sampling, generator, target)
         return self
 
-    def propose(self, k: int) -> Proposal:
-        tokens = self.drafting.propose(k).tokens
+    def propose(self, k: int, proceed: Proceed | None = None) -> Proposal:
+        tokens = self.drafting.propose(k, proceed).tokens
         self.spoilt = not self.spoilt
         return Proposal([*tokens[:1], *wrong(tokens[1:])] if self.spoilt else tokens)
 

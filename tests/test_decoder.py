@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hybridspec.decoder import Statistics, Token, continue_decoding, decode
+from hybridspec.drafts.length import FixedLength
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
@@ -264,7 +265,7 @@ def test_drafting_returns_to_a_mark(make_runner: MakeRunner) -> None:
                 session,
                 drafting,
                 PROMPTS["short"][-1],
-                k=k,
+                length=FixedLength(k),
                 max_new_tokens=12,
                 sampling=Sampling(),
                 generator=generator,

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from hybridspec.decoder import Statistics, continue_decoding, decode
 from hybridspec.drafts.base import Proposal
+from hybridspec.drafts.length import FixedLength
 from hybridspec.drafts.same_architecture import SameArchitectureDraft, SameArchitectureDrafting
 from hybridspec.errors import ContextLengthError, IncompatiblePairError, InputError, SessionError
 from hybridspec.runner import TargetRunner
@@ -25,8 +26,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Session]:
     sessions: list[Session] = []
     start = TargetRunner.start
 
-    def spy(self: TargetRunner, prompt: list[int]) -> Session:
-        sessions.append(start(self, prompt))
+    def spy(self: TargetRunner, prompt: list[int], *attach: object) -> Session:
+        sessions.append(start(self, prompt, *attach))
         return sessions[-1]
 
     monkeypatch.setattr(TargetRunner, "start", spy)
@@ -74,8 +75,9 @@ def test_the_loop_fills_the_context_before_it_gives_up(make_runner: MakeRunner, 
     expected = [t.id for t in decode(target, PROMPT, max_new_tokens=10, stop_tokens=NEVER)]
     with target.start(PROMPT) as session:
         drafting = SameArchitectureDraft(make_runner("plain", mode)).start(PROMPT, Sampling())
-        options = {"k": 4, "sampling": Sampling(), "generator": None, "stop_tokens": NEVER, "statistics": Statistics()}
-        tokens = continue_decoding(session, drafting, PROMPT[-1], max_new_tokens=100, **options)
+        options = {"sampling": Sampling(), "generator": None, "stop_tokens": NEVER, "statistics": Statistics()}
+        options |= {"length": FixedLength(4), "max_new_tokens": 100}
+        tokens = continue_decoding(session, drafting, PROMPT[-1], **options)
         taken: list[int] = []
         with pytest.raises(ContextLengthError):
             for token in tokens:
@@ -160,12 +162,19 @@ def test_an_exception_anywhere_frees_both_sessions(
     assert_closed(opened, 2)
 
 
-def test_a_draft_that_cannot_start_frees_the_target(make_runner: MakeRunner, opened: list[Session]) -> None:
+def test_a_draft_that_cannot_start_frees_the_target(make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its context is shorter than the prompt."""
     target, draft = make_runner("plain"), make_runner("plain", context=6)
+    closed, close = [], Session.close
+
+    def spy(session: Session) -> None:
+        closed.append(session.runner)
+        close(session)
+
+    monkeypatch.setattr(Session, "close", spy)
     with pytest.raises(ContextLengthError):
         list(decode(target, PROMPT, draft=SameArchitectureDraft(draft), k=2, max_new_tokens=4))
-    assert_closed(opened, 1)
+    assert target in closed
 
 
 def test_a_draft_that_proposes_too_much_cannot_lengthen_the_output(
@@ -176,7 +185,7 @@ def test_a_draft_that_proposes_too_much_cannot_lengthen_the_output(
     expected = [t.id for t in decode(target, PROMPT, max_new_tokens=8, stop_tokens=NEVER)]
     propose = SameArchitectureDrafting.propose
 
-    def too_much(self: SameArchitectureDrafting, k: int) -> Proposal:
+    def too_much(self: SameArchitectureDrafting, k: int, *_: object) -> Proposal:
         return propose(self, k + 3)
 
     monkeypatch.setattr(SameArchitectureDrafting, "propose", too_much)

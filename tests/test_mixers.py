@@ -268,7 +268,7 @@ def test_states_are_fp32_in_a_bf16_model(name: str, mode: str) -> None:
     """Also those of MiniMax, which transformers keeps in the model's dtype."""
     runner = family_runner(name, mode)
     session = Session(copy.copy(runner))
-    session._runner.model = copy.deepcopy(runner.model).bfloat16()
+    session.runner.model = copy.deepcopy(runner.model).bfloat16()
     session.prefill(some_tokens(40))
     session.verify([5, 6, 7])
     session.commit(2)

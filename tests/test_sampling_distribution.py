@@ -106,14 +106,14 @@ def test_a_wrong_rule_in_the_loop_is_caught(pair: Pair, monkeypatch: pytest.Monk
 
 def test_a_draft_that_hides_its_temperature_is_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distributions that a draft hands over must be those it drew from."""
-    from hybridspec.drafts import same_architecture
+    from hybridspec import sampling as module
 
     sampling = SAMPLINGS["temperature 1"]
 
     def sharper(probabilities: Tensor, generator: torch.Generator | None) -> int:
         return draw(probabilities**3 / (probabilities**3).sum(), generator)
 
-    monkeypatch.setattr(same_architecture, "draw", sharper)
+    monkeypatch.setattr(module, "draw", sharper)
     assert p_value(counted(pair, sampling, k=2), exact(pair[0], sampling)) < FALSE_ALARM
 
 

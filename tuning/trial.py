@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hybridspec.decoder import Statistics, Step, check_length, continue_decoding
+from hybridspec.decoder import Statistics, Step, check_length, continue_decoding, open_pair
 from hybridspec.drafts.base import Draft
+from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.errors import SessionError
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
@@ -46,8 +47,8 @@ class PreparedPrompt:
         self._target = target
         self._generator = torch.Generator().manual_seed(seed)
         with ExitStack() as stack:
-            self.session = stack.enter_context(target.start(self.tokens))
-            self.drafting = stack.enter_context(draft.start(self.tokens, sampling, self._generator))
+            pair = open_pair(target, draft, self.tokens, sampling, self._generator)
+            self.session, self.drafting = stack.enter_context(pair)
             self.target_mark, self._draft_mark = self.session.snapshot(), self.drafting.snapshot()
             self._stack = stack.pop_all()
 
@@ -62,8 +63,9 @@ class PreparedPrompt:
         self.drafting.restore(self._draft_mark)
         self._generator.manual_seed(self.seed)
 
-    def run(self, k: int, max_new_tokens: int) -> Run:
-        check_length(self._target, self.tokens, max_new_tokens, k)
+    def run(self, k: int | DraftLength, max_new_tokens: int) -> Run:
+        length = FixedLength(k) if isinstance(k, int) else k
+        check_length(self._target, self.tokens, max_new_tokens, length.longest)
         self.rewind()
         statistics = Statistics()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -71,9 +73,9 @@ class PreparedPrompt:
             token.id
             for token in continue_decoding(
                 self.session,
-                self.drafting if k else None,
+                self.drafting if length.longest else None,
                 self.tokens[-1],
-                k=k,
+                length=length,
                 max_new_tokens=max_new_tokens,
                 sampling=self.sampling,
                 generator=self._generator,
@@ -84,7 +86,7 @@ class PreparedPrompt:
         return Run(tokens, statistics.steps, time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def measure_pair(prompt: PreparedPrompt, k: int, max_new_tokens: int, speculative_first: bool) -> Pair:
+def measure_pair(prompt: PreparedPrompt, k: int | DraftLength, max_new_tokens: int, speculative_first: bool) -> Pair:
     """Both runs of one prompt; the order alternates between calls so that drift favours neither.
 
     Raises:

@@ -1,0 +1,148 @@
+"""Finds strategies and draft-length rules by name: ours, imported when asked for, and those of other packages.
+
+Another package adds a strategy by an entry point: ``[project.entry-points."hybridspec.drafts"]`` with a line
+``my-draft = "my_package.drafting:MyDraft"`` (a :class:`~hybridspec.drafts.base.Draft`), or a rule in the group
+``hybridspec.lengths`` (a :class:`~hybridspec.drafts.length.DraftLength`).
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from hybridspec.drafts.base import Draft
+from hybridspec.drafts.length import DraftLength, FixedLength
+from hybridspec.errors import InputError
+
+if TYPE_CHECKING:
+    from hybridspec.runner import TargetRunner
+
+
+class Registry:
+    """Names and where their classes are.
+
+    Args:
+        kind: what the names are, for messages.
+        group: entry-point group of other packages.
+        known: name -> ``module:class``.
+    """
+
+    def __init__(self, kind: str, group: str, known: Mapping[str, str], base: type) -> None:
+        self.kind, self.group, self.known, self.base = kind, group, known, base
+
+    def names(self) -> list[str]:
+        return [*self.known, *sorted(e.name for e in entry_points(group=self.group) if e.name not in self.known)]
+
+    def find(self, name: str) -> type:
+        """The class called ``name``.
+
+        Raises:
+            InputError: there is none, with the nearest name; or another package's entry point cannot be loaded.
+        """
+        if name in self.known:
+            module, attribute = self.known[name].split(":")
+            return getattr(import_module(module), attribute)
+        entry = next(iter(entry_points(group=self.group, name=name)), None)
+        if entry is None:
+            names = self.names()
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names)}."
+            raise InputError(f"unknown {self.kind} {name!r}. {hint}")
+        try:
+            found = entry.load()
+        except Exception as error:
+            raise InputError(f"{self.kind} {name!r} ({entry.value}) cannot be loaded: {error}") from error
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise InputError(f"{self.kind} {name!r} ({entry.value}) is not a {self.base.__name__}")
+        return found
+
+    def options(self, name: str, text: str, factory: Callable) -> dict[str, object]:
+        """Options from ``key=value,key=value``; a first value without a key is the factory's first parameter.
+
+        Raises:
+            InputError: an unknown or malformed option; names those that exist.
+        """
+        parameters = [
+            p
+            for p in inspect.signature(factory).parameters.values()
+            if p.name not in ("self", "target") and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        known = {p.name: p for p in parameters}
+        options: dict[str, object] = {}
+        for i, part in enumerate(filter(None, text.split(","))):
+            key, equals, value = part.partition("=")
+            if not equals and i == 0 and parameters:
+                key, value = parameters[0].name, part
+            key = key.strip().replace("-", "_")
+            if key not in known or not value:
+                raise InputError(f"{self.kind} {name!r}: {part!r} is no option. It takes {', '.join(known) or 'none'}.")
+            options[key] = _value(value.strip())
+        missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+        if missing:
+            raise InputError(f"{self.kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=...")
+        return options
+
+
+def _value(text: str) -> object:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+STRATEGIES = Registry(
+    "draft strategy",
+    "hybridspec.drafts",
+    {
+        "same-architecture": "hybridspec.drafts.same_architecture:SameArchitectureDraft",
+        "full-attention": "hybridspec.drafts.full_attention:FullAttentionDraft",
+        "prompt-lookup": "hybridspec.drafts.prompt_lookup:PromptLookupDraft",
+        "mtp": "hybridspec.drafts.mtp:MultiTokenPredictionDraft",
+    },
+    Draft,
+)
+LENGTHS = Registry(
+    "draft-length rule",
+    "hybridspec.lengths",
+    {
+        "fixed": "hybridspec.drafts.length:FixedLength",
+        "svip": "hybridspec.drafts.entropy:SVIP",
+        "adaedl": "hybridspec.drafts.entropy:AdaEDL",
+        "expected-gain": "hybridspec.drafts.expected_gain:ExpectedGain",
+        "bandit": "hybridspec.drafts.bandit:Bandit",
+    },
+    DraftLength,
+)
+
+
+def make_draft(spec: str, target: "TargetRunner") -> Draft:
+    """The strategy that ``spec`` names, for ``target``: ``NAME`` or ``NAME:option=value,...``, for example
+    ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``.
+
+    Raises:
+        InputError: unknown name or option; says which exist.
+    """
+    name, _, text = spec.partition(":")
+    strategy = STRATEGIES.find(name)
+    draft = strategy.create(target, **STRATEGIES.options(name, text, strategy.create))
+    draft.check_pair(target)
+    return draft
+
+
+def make_length(spec: str | int) -> DraftLength:
+    """The rule that ``spec`` names: a number (fixed K), ``NAME`` or ``NAME:option=value,...``.
+
+    Raises:
+        InputError: unknown name or option; says which exist.
+    """
+    if isinstance(spec, int) or spec.strip().isdecimal():
+        return FixedLength(int(spec))
+    name, _, text = spec.partition(":")
+    rule = LENGTHS.find(name)
+    return rule(**LENGTHS.options(name, text, rule))
