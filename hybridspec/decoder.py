@@ -13,6 +13,7 @@ from hybridspec.acceptance import Verification
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
+from hybridspec.segments import SegmentedVerification
 from hybridspec.session import Session, flat_ids
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def decode(
     max_new_tokens: int = 128,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     verification: Verification = "token",
+    segments: SegmentedVerification | None = None,
     generator: torch.Generator | None = None,
     stop_tokens: frozenset[int] | None = None,
     statistics: Statistics | None = None,
@@ -110,6 +112,7 @@ def decode(
     Args:
         k: draft length, or a rule of :mod:`hybridspec.drafts.length`; 0 is plain decoding in the same runtime.
         verification: when sampling, ``token`` (rejection sampling token by token) or ``block``.
+        segments: cuts the verify pass and drops doomed tails early, see :mod:`hybridspec.segments`.
 
     Raises:
         InputError: empty prompt, or ``k`` without a draft.
@@ -137,6 +140,7 @@ def decode(
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             verification=verification,
+            segments=segments,
             generator=generator,
             stop_tokens=target.stop_tokens if stop_tokens is None else stop_tokens,
             statistics=Statistics() if statistics is None else statistics,
@@ -173,6 +177,7 @@ def continue_decoding(
     max_new_tokens: int,
     sampling: Sampling,
     verification: Verification = "token",
+    segments: SegmentedVerification | None = None,
     generator: torch.Generator | None,
     stop_tokens: frozenset[int],
     statistics: Statistics,
@@ -187,14 +192,17 @@ def continue_decoding(
         begun = clock()
         wanted = min(length.limit(), remaining - 1, session.room - 1)
         proposal = drafting.propose(wanted, proceed).first(wanted) if wanted > 0 else Proposal()
-        drafted = clock()
-        logits = session.verify([last, *proposal.tokens])
+        drafted, count = clock(), len(proposal.tokens)
+        if segments is None:
+            logits = session.verify([last, *proposal.tokens])
+        else:
+            logits, proposal = segments.verify(session, last, proposal)
         verdict = acceptance.verdict(logits, proposal, sampling, verification, generator)
         verified = clock()
         session.commit(verdict.accepted + 1)
         if drafting is not None:
             drafting.accept(*verdict)
-        step = Step(len(proposal.tokens), verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
+        step = Step(count, verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
         statistics.steps.append(step)
         length.observe(step)
         last = verdict.token

@@ -100,6 +100,10 @@ class AttentionLayer(DynamicLayer):
     def get_seq_length(self) -> int:
         return self.length
 
+    def shorten(self, pending: int) -> None:
+        """Forgets what was fed beyond ``pending`` tokens after the committed ones."""
+        self.length = min(self.length, self.committed + pending)
+
     def state(self, rejected: int, own: bool) -> LayerState:
         return LayerState(self.buffer)
 
@@ -127,6 +131,13 @@ class IndexedLayer(AttentionLayer):
             indexer_key_states = torch.cat([self.indexer_keys, indexer_key_states], 1)
         self.indexer_keys = indexer_key_states
         return indexer_key_states
+
+    def shorten(self, pending: int) -> None:
+        super().shorten(pending)
+        if self.indexer_keys is not None:
+            self.indexer_keys = self.indexer_keys[:, : self.length]
+        if self.indexer_position_ids is not None:
+            self.indexer_position_ids = self.indexer_position_ids[..., : self.length]
 
     def state(self, rejected: int, own: bool) -> LayerState:
         return LayerState(self.buffer, (self.indexer_keys, self.indexer_position_ids))
@@ -184,6 +195,13 @@ class RecurrentLayer(LinearAttentionLayer):
             return stack(tapes, 1)
         return tapes[0] if tapes else None
 
+    def shorten(self, pending: int) -> None:
+        """Forgets what was fed beyond ``pending`` tokens after the committed ones."""
+        for index, kernel in self.conv_states.kernels.items():
+            window = self.conv_states.get(index)
+            if window is not None and window.shape[-1] > kernel + pending:
+                self.conv_states[index] = window[..., : kernel + pending]
+
     def state(self, rejected: int, own: bool) -> LayerState:
         return LayerState(windows=self._windows(rejected, own))
 
@@ -217,6 +235,10 @@ class HybridLayer(RecurrentLayer, AttentionLayer):
     def __init__(self, count: int = 1, fill: int = 0, window: int | None = None) -> None:
         AttentionLayer.__init__(self, window)
         RecurrentLayer.__init__(self, count, fill)
+
+    def shorten(self, pending: int) -> None:
+        RecurrentLayer.shorten(self, pending)
+        AttentionLayer.shorten(self, pending)
 
     def state(self, rejected: int, own: bool) -> LayerState:
         return LayerState(self.buffer, windows=self._windows(rejected, own))

@@ -242,6 +242,18 @@ class TargetRunner:
             return self.model(input_ids=ids, use_cache=True, **options)
 
     @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder's layers in order.
+
+        Raises:
+            UnsupportedLayerError: it does not run a plain list of them.
+        """
+        layers = decoder_layers(self.model, self.config.num_hidden_layers)
+        if not layers:
+            raise UnsupportedLayerError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers")
+        return layers
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

@@ -1,7 +1,7 @@
 """One sequence on a model: feed blocks, look at the logits, keep what you like, take the rest back."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING
@@ -114,17 +114,21 @@ class Session:
             self.runner.forward(self.cache, part, position, last_only=True, observers=self.observers)
             self.cache.commit_prefill(len(part))
 
-    def verify(self, block: Sequence[int]) -> Tensor:
+    def verify(self, block: Sequence[int], watching: Callable[[], AbstractContextManager] = nullcontext) -> Tensor:
         """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.
 
         Blocks add up: after two calls without a commit both are pending.
+
+        Args:
+            watching: opened around the forward pass, which it may shorten (see :mod:`hybridspec.segments`): the logits
+                are then of the block's first tokens, and only those are pending.
 
         Raises:
             ContextLengthError: the block does not fit into the model's context. Nothing changes then.
         """
         if not len(block):
             raise InputError("a block needs at least one token")
-        return self._feed(self._checked(block))
+        return self._feed(self._checked(block), watching=watching)
 
     def commit(self, keep: int) -> None:
         """Keeps the first ``keep`` pending tokens; every layer becomes as if it had never seen the others."""
@@ -160,7 +164,12 @@ class Session:
                 self._fed = tokens
             raise
 
-    def _feed(self, block: Sequence[int], purpose: Purpose = "verify") -> Tensor:
+    def _feed(
+        self,
+        block: Sequence[int],
+        purpose: Purpose = "verify",
+        watching: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> Tensor:
         """A forward pass whose tokens stay pending."""
         with self._intact(block) as position:
             cache = self.cache
@@ -168,10 +177,12 @@ class Session:
             if isinstance(cache, RecomputeCache):
                 logits = self.runner.forward_natively(cache, block, position, purpose, self.observers)
             else:
-                with recording(purpose):
+                with recording(purpose), watching():
                     last_only = purpose == "prefill"
                     logits = self.runner.forward(cache, block, position, last_only, self.observers)
-            cache.end_block(len(block))
+            kept = len(logits) if watching is not nullcontext else len(block)
+            self._fed = self._fed[: position + kept]
+            cache.end_block(kept)
         return logits
 
     @contextmanager

@@ -196,6 +196,41 @@ def rejection_sampling(p: Array, q: Array, drafted: list[int], uniforms: list[fl
     return len(drafted), p[len(drafted)]
 
 
+def block_verification(p: Array, q: Array, drafted: list[int], uniforms: list[float]) -> tuple[int, Array]:
+    """arXiv 2403.10444, algorithm 2, straight from its sums: tokens kept, and the distribution of what follows them."""
+    count, kept = len(drafted), 0
+    weights = [1.0]
+    for i in range(count):
+        weights.append(min(weights[-1] * p[i, drafted[i]] / q[i, drafted[i]], 1.0))
+    for i in range(1, count + 1):
+        if i == count:
+            chance = weights[i]
+        else:
+            rest = sum(max(weights[i] * p[i, x] - q[i, x], 0.0) for x in range(p.shape[1]))
+            chance = rest / (rest + 1 - weights[i]) if rest else 0.0
+        if uniforms[i - 1] < chance:
+            kept = i
+    if kept == count:
+        return kept, p[count]
+    follower = np.maximum(weights[kept] * p[kept] - q[kept], 0)
+    return kept, follower / follower.sum() if follower.sum() else p[kept]
+
+
+def looked_up(tokens: list[int], k: int, longest: int, shortest: int, window: int) -> list[int]:
+    """Prompt lookup by comparing every place: the longest n-gram, then the latest place, what follows it copied."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            near = not window or len(tokens) - end <= window
+            if n <= len(tokens) and near and tokens[end - n : end] == tokens[len(tokens) - n :]:
+                copied = list(tokens)
+                for i in range(k):
+                    copied.append(copied[end + i])
+                return copied[len(tokens) :]
+            if window and not near:
+                break
+    return []
+
+
 def warped(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Array:
     """The distribution of one token: temperature, then the k likeliest, then the smallest set that reaches mass p."""
     scores = logits.double().numpy() / temperature

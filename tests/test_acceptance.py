@@ -54,9 +54,16 @@ def distributions(rows: int, generator: torch.Generator, zeros: bool) -> Tensor:
     return logits.softmax(-1)
 
 
+RULES = {
+    "token": (acceptance.rejection_sampling, reference.rejection_sampling),
+    "block": (acceptance.block_verification, reference.block_verification),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
 @examples(150)
 @given(k=st.integers(0, 6), zeros=st.booleans(), same=st.booleans(), seed=st.integers(0, 2**31))
-def test_rejection_sampling_equals_the_paper_draw_for_draw(k: int, zeros: bool, same: bool, seed: int) -> None:
+def test_sampling_equals_the_paper_draw_for_draw(name: str, k: int, zeros: bool, same: bool, seed: int) -> None:
     """The same uniforms give the same number of kept tokens, and the follower is drawn from the same distribution."""
     generator = torch.Generator().manual_seed(seed)
     p, q = distributions(k + 1, generator, zeros), distributions(k, generator, zeros)
@@ -74,8 +81,8 @@ def test_rejection_sampling_equals_the_paper_draw_for_draw(k: int, zeros: bool, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(acceptance, "draw", spy)
-        verdict = acceptance.rejection_sampling(p, q if k else None, drafted, generator)
-    accepted, follower = reference.rejection_sampling(p.double().numpy(), q.double().numpy(), drafted, uniforms)
+        verdict = RULES[name][0](p, q if k else None, drafted, generator)
+    accepted, follower = RULES[name][1](p.double().numpy(), q.double().numpy(), drafted, uniforms)
     assert verdict.accepted == accepted
     assert len(followers) == 1
     assert np.abs(followers[0].double().numpy() - follower).max() < 1e-6
@@ -147,8 +154,33 @@ def bonus_from_the_last_row_but_one(
     return verdict
 
 
-def continuations(rule: Rule, k: int, samples: int) -> np.ndarray:
-    """Counts ``[vocab, vocab]`` of the first two tokens that the rule emits after ``START``, K drafted per step."""
+def block(p: Tensor, q: Tensor | None, drafted: list[int], generator: torch.Generator) -> Verdict:
+    return acceptance.block_verification(p, q, drafted, generator)
+
+
+def block_then_target(p: Tensor, q: Tensor | None, drafted: list[int], generator: torch.Generator) -> Verdict:
+    """Mistake: the correction is drawn from p instead of the residual."""
+    accepted = block(p, q, drafted, generator).accepted
+    return Verdict(accepted, draw(p[accepted], generator))
+
+
+def block_by_its_last_weight(p: Tensor, q: Tensor | None, drafted: list[int], generator: torch.Generator) -> Verdict:
+    """Mistake: each prefix is judged by its weight alone, as if longer ones were not tried."""
+    weight, kept = 1.0, 0
+    for i, x in enumerate(drafted, 1):
+        weight = min(1.0, weight * float(p[i - 1, x] / q[i - 1, x]))
+        if torch.rand((), generator=generator) < weight:
+            kept = i
+    if kept == len(drafted):
+        return Verdict(kept, draw(p[kept], generator))
+    return Verdict(kept, draw((p[kept] - q[kept]).clamp(min=0), generator))
+
+
+def continuations(rule: Rule, k: int, samples: int, stopping: bool = False) -> np.ndarray:
+    """Counts ``[vocab, vocab]`` of the first two tokens that the rule emits after ``START``, up to K drafted per step.
+
+    ``stopping``: a block ends at an odd token, which stays in it.
+    """
     generator = torch.Generator().manual_seed(1234)
     counts = np.zeros((VOCABULARY, VOCABULARY))
     for _ in range(samples):
@@ -157,6 +189,8 @@ def continuations(rule: Rule, k: int, samples: int) -> np.ndarray:
             drafted: list[int] = []
             while len(drafted) < k:
                 drafted.append(draw(Q[(emitted + drafted)[-1]], generator))
+                if stopping and drafted[-1] % 2:
+                    break
             context = [emitted[-1], *drafted]
             accepted, token = rule(P[context], Q[context[:-1]] if k else None, drafted, generator)
             emitted += [*drafted[:accepted], token]
@@ -169,9 +203,11 @@ def exact_pairs() -> np.ndarray:
     return table[START][:, None] * table
 
 
-@pytest.mark.parametrize(("k", "samples"), [(1, 5000), (2, 5000), (4, 3000)])
-def test_emitted_tokens_follow_the_target(k: int, samples: int) -> None:
-    pairs = continuations(right, k, samples)
+@pytest.mark.parametrize("stopping", [False, True])
+@pytest.mark.parametrize("rule", [right, block])
+@pytest.mark.parametrize(("k", "samples"), [(1, 4000), (2, 4000), (4, 3000)])
+def test_emitted_tokens_follow_the_target(k: int, samples: int, rule: Rule, stopping: bool) -> None:
+    pairs = continuations(rule, k, samples, stopping)
     assert p_value(pairs.sum(1), exact_pairs().sum(1)) > FALSE_ALARM, "first token"
     assert p_value(pairs, exact_pairs()) > FALSE_ALARM, "first two tokens"
 
@@ -182,6 +218,8 @@ def test_emitted_tokens_follow_the_target(k: int, samples: int) -> None:
         (resample_from_target, 2),
         (keep_what_is_possible, 2),
         (keep_by_target_alone, 2),
+        (block_then_target, 3),
+        (block_by_its_last_weight, 3),
         # The first two tokens hold the bonus token of a fully kept block only at K = 1.
         (bonus_from_the_last_row_but_one, 1),
     ],
@@ -189,3 +227,17 @@ def test_emitted_tokens_follow_the_target(k: int, samples: int) -> None:
 def test_the_same_test_rejects_wrong_rules(rule: Rule, k: int) -> None:
     """Fewer samples, the same rate of false alarms."""
     assert p_value(continuations(rule, k, 2000), exact_pairs()) < FALSE_ALARM
+
+
+def test_block_verification_keeps_more() -> None:
+    """On average, over the same drafts; by theorem 2 of the paper it can never keep fewer."""
+    generator = torch.Generator().manual_seed(5)
+    kept = {rule: 0 for rule in (right, block)}
+    for _ in range(3000):
+        drafted: list[int] = []
+        while len(drafted) < 4:
+            drafted.append(draw(Q[[START, *drafted][-1]], generator))
+        context = [START, *drafted]
+        for rule in kept:
+            kept[rule] += rule(P[context], Q[context[:-1]], drafted, generator).accepted
+    assert kept[block] > 1.03 * kept[right]

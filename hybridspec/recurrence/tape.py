@@ -54,8 +54,9 @@ class Tape(NamedTuple):
 
     def part(self, start: int, stop: int) -> "Tape":
         """The tokens from ``start`` to before ``stop``."""
-        log_decay = self.log_decay if self.log_decay.ndim == self.key.ndim else self.log_decay.unsqueeze(-1)
-        return Tape(log_decay[..., start:stop, :], self.key[..., start:stop, :], self.write[..., start:stop, :])
+        channelwise = self.log_decay.ndim == self.key.ndim
+        log_decay = self.log_decay[..., start:stop, :] if channelwise else self.log_decay[..., start:stop]
+        return Tape(log_decay, self.key[..., start:stop, :], self.write[..., start:stop, :])
 
     def rollback(self, state: Tensor | None, keep: int | Tensor) -> Tensor:
         """See :func:`rollback`."""
