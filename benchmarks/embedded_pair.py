@@ -25,9 +25,8 @@ from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.cost_model import ideal_speedup, measure_costs
-from hybridspec.tuning.study import choose_prompts
 from hybridspec.tuning.trial import PreparedPrompt
-from hybridspec.tuning.workloads import find_workload
+from hybridspec.tuning.workloads import choose_prompts, find_workload
 
 GENERATE = "generate"
 

@@ -118,6 +118,11 @@ class Screen:
         def before(_: nn.Module, arguments: tuple, options: dict) -> tuple[tuple, dict] | None:
             if is_cut:
                 hidden = arguments[0] if arguments else options["hidden_states"]
+                if hidden.ndim != 3:
+                    raise UnsupportedLayerError(
+                        f"layer {index} takes hidden states of shape {tuple(hidden.shape)}, which no probe reads: "
+                        "segmented verification is not for this model."
+                    )
                 self.look(index, hidden[0])
             if self.rows == self.total:
                 return None

@@ -259,13 +259,6 @@ class WorkloadStudy:
             yield prepared
 
 
-def choose_prompts(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """``count`` prompts spread evenly over the file, or all of them."""
-    if count >= len(prompts):
-        return list(prompts)
-    return [prompts[i * len(prompts) // count] for i in range(count)]
-
-
 def summarise(k: int, pairs: Sequence) -> Measurement:
     """Pools the pairs of one trial."""
     statistics = Statistics([step for pair in pairs for step in pair.speculative.steps])

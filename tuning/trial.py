@@ -1,5 +1,6 @@
 """One measurement: plain and speculative decoding of the same prompts, interleaved, from snapshots."""
 
+import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -8,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hybridspec.acceptance import Verification
 from hybridspec.decoder import Statistics, Step, check_length, continue_decoding, open_pair
 from hybridspec.drafts.base import Draft
 from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.errors import SessionError
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
+from hybridspec.segments import SegmentedVerification
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,17 @@ class Pair:
 
 class PreparedPrompt:
     """A prompt prefilled on target and draft; every run starts from the same snapshot. Close it, or use it as a
-    context manager.
+    context manager. Without a draft it decodes plainly.
     """
 
     def __init__(
-        self, target: TargetRunner, draft: Draft, prompt_id: str, tokens: Sequence[int], sampling: Sampling, seed: int
+        self,
+        target: TargetRunner,
+        draft: Draft | None,
+        prompt_id: str,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        seed: int,
     ):
         self.id, self.tokens, self.sampling, self.seed = prompt_id, list(tokens), sampling, seed
         self._target = target
@@ -49,7 +58,8 @@ class PreparedPrompt:
         with ExitStack() as stack:
             pair = open_pair(target, draft, self.tokens, sampling, self._generator)
             self.session, self.drafting = stack.enter_context(pair)
-            self.target_mark, self._draft_mark = self.session.snapshot(), self.drafting.snapshot()
+            self.target_mark = self.session.snapshot()
+            self._draft_mark = self.drafting.snapshot() if self.drafting else None
             self._stack = stack.pop_all()
 
     def __enter__(self) -> "PreparedPrompt":
@@ -60,10 +70,17 @@ class PreparedPrompt:
 
     def rewind(self) -> None:
         self.session.restore(self.target_mark)
-        self.drafting.restore(self._draft_mark)
+        if self.drafting:
+            self.drafting.restore(self._draft_mark)
         self._generator.manual_seed(self.seed)
 
-    def run(self, k: int | DraftLength, max_new_tokens: int) -> Run:
+    def run(
+        self,
+        k: int | DraftLength,
+        max_new_tokens: int,
+        segments: SegmentedVerification | None = None,
+        verification: Verification = "token",
+    ) -> Run:
         length = FixedLength(k) if isinstance(k, int) else k
         check_length(self._target, self.tokens, max_new_tokens, length.longest)
         self.rewind()
@@ -78,6 +95,8 @@ class PreparedPrompt:
                 length=length,
                 max_new_tokens=max_new_tokens,
                 sampling=self.sampling,
+                verification=verification,
+                segments=segments,
                 generator=self._generator,
                 stop_tokens=self._target.stop_tokens,
                 statistics=statistics,
@@ -86,18 +105,38 @@ class PreparedPrompt:
         return Run(tokens, statistics.steps, time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def measure_pair(prompt: PreparedPrompt, k: int | DraftLength, max_new_tokens: int, speculative_first: bool) -> Pair:
-    """Both runs of one prompt; the order alternates between calls so that drift favours neither.
+@dataclass(frozen=True)
+class Contender:
+    """One way of decoding a prepared prompt."""
+
+    prompt: PreparedPrompt
+    length: DraftLength
+    segments: SegmentedVerification | None = None
+    verification: Verification = "token"
+
+    def run(self, max_new_tokens: int) -> Run:
+        return self.prompt.run(self.length, max_new_tokens, self.segments, self.verification)
+
+
+def measure_round(
+    plain: PreparedPrompt, contenders: Sequence[Contender], max_new_tokens: int, order: random.Random
+) -> list[Pair]:
+    """Plain decoding and every contender once on one prompt, in random order, so that drift favours none.
 
     Raises:
-        SessionError: greedy outputs differ by more than a rounding tie; that is a bug, not a measurement.
+        SessionError: a greedy output differs from plain decoding's by more than a rounding tie; that is a bug, not a
+            measurement.
     """
-    order = (k, 0) if speculative_first else (0, k)
-    runs = [prompt.run(each, max_new_tokens) for each in order]
-    speculative, plain = runs if speculative_first else reversed(runs)
-    if prompt.sampling.greedy and speculative.tokens != plain.tokens:
-        _check_tie(prompt, plain.tokens, speculative.tokens)
-    return Pair(prompt.id, plain, speculative)
+    alone = Contender(plain, FixedLength(0))
+    ways = [alone, *contenders]
+    order.shuffle(ways)
+    runs = {id(way): way.run(max_new_tokens) for way in ways}
+    reference = runs[id(alone)]
+    for way in contenders:
+        tokens = runs[id(way)].tokens
+        if plain.sampling.greedy and tokens != reference.tokens:
+            _check_tie(plain, reference.tokens, tokens)
+    return [Pair(plain.id, reference, runs[id(way)]) for way in contenders]
 
 
 #: Greedy choices whose logits lie closer than this are ties that rounding may break either way (fp32).

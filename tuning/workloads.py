@@ -1,6 +1,7 @@
 """Workloads: named sets of prompts, from JSON Lines files."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,3 +67,10 @@ def find_workload(name: str) -> Workload:
     if Path(name).suffix or Path(name).exists():
         return load_workload(Path(name))
     raise InputError(f"no embedded workload {name!r}: choose {', '.join(embedded)}, or give a JSON Lines file")
+
+
+def choose_prompts(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """``count`` prompts spread evenly over the file, or all of them."""
+    if count >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // count] for i in range(count)]

@@ -31,6 +31,38 @@ RollbackOption = Annotated[
 ]
 
 
+WorkloadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="Embedded workload name or JSON Lines file; repeat for several. Default: all embedded ones.",
+    ),
+]
+
+
+def load_target(target: Path | None, threads: int, rollback: str) -> "TargetRunner":
+    """The target at a path, or the embedded one."""
+    import torch
+
+    from hybridspec import embedded
+    from hybridspec.runner import TargetRunner
+
+    torch.set_num_threads(threads)
+    return TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
+
+
+def check_writable(path: Path) -> None:
+    """Before long work: raises :class:`InputError` if ``path`` cannot be written afterwards."""
+    import os
+
+    from hybridspec.errors import InputError
+
+    folder = path.resolve().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written: is {folder} a folder that you may write to?")
+
+
 def load_pair(
     target: Path | None, draft: Path | None, threads: int, rollback: str
 ) -> "tuple[TargetRunner, SameArchitectureDraft]":

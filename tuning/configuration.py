@@ -1,0 +1,56 @@
+"""A way of decoding: which draft, which draft-length rule, and how its blocks are verified."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybridspec.acceptance import Verification
+from hybridspec.drafts.base import Draft
+from hybridspec.drafts.length import DraftLength
+from hybridspec.drafts.registry import make_draft, make_length
+from hybridspec.probes import fit_segments
+from hybridspec.runner import TargetRunner
+from hybridspec.segments import SegmentedVerification
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """``draft`` and ``length`` as :func:`~hybridspec.drafts.registry.make_draft` and ``make_length`` read them."""
+
+    draft: str
+    length: str
+    segments: bool = False
+    verification: Verification = "token"
+
+    @property
+    def label(self) -> str:
+        """For tables: the draft, the rule, and what differs from the defaults."""
+        length = f"K={self.length}" if self.length.isdecimal() else self.length
+        extra = [", segmented"] * self.segments + [", block verification"] * (self.verification == "block")
+        return f"{self.draft} {length}{''.join(extra)}"
+
+
+class Bench:
+    """A target and what its configurations need: each draft is loaded once, segments are fitted once.
+
+    Args:
+        texts: token sequences that probes for segmented verification are fitted to.
+    """
+
+    def __init__(self, target: TargetRunner, texts: Sequence[Sequence[int]] = ()) -> None:
+        self.target, self.texts = target, texts
+        self._drafts: dict[str, Draft] = {}
+        self._segments: SegmentedVerification | None = None
+
+    def draft(self, spec: str) -> Draft:
+        if spec not in self._drafts:
+            self._drafts[spec] = make_draft(spec, self.target)
+        return self._drafts[spec]
+
+    def length(self, configuration: Configuration) -> DraftLength:
+        """A fresh rule, which has learnt nothing yet."""
+        return make_length(configuration.length)
+
+    def segments(self, configuration: Configuration) -> SegmentedVerification | None:
+        if configuration.segments and self._segments is None:
+            self._segments = fit_segments(self.target, self.texts)
+        return self._segments if configuration.segments else None
