@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridspec.drafts.base import Draft
@@ -123,12 +124,14 @@ LENGTHS = Registry(
 
 def make_draft(spec: str, target: "TargetRunner") -> Draft:
     """The strategy that ``spec`` names, for ``target``: ``NAME`` or ``NAME:option=value,...``, for example
-    ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``.
+    ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``; a folder alone is a same-architecture draft.
 
     Raises:
         InputError: unknown name or option; says which exist.
     """
     name, _, text = spec.partition(":")
+    if name not in STRATEGIES.names() and Path(spec).exists():
+        name, text = "same-architecture", spec
     strategy = STRATEGIES.find(name)
     draft = strategy.create(target, **STRATEGIES.options(name, text, strategy.create))
     draft.check_pair(target)

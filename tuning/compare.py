@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.configuration import Bench, Configuration
-from hybridspec.tuning.measurement import Measurement, summarise
+from hybridspec.tuning.measurement import Measurement, measurement_of
+from hybridspec.tuning.torch_backend import sample_of
 from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, measure_round
 from hybridspec.tuning.workloads import Prompt
 
@@ -86,7 +87,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _summaries(name: str, configurations: Sequence[Configuration], pairs: list[list[Pair]]) -> list[Comparison]:
-    return [Comparison(name, c, summarise(p)) for c, p in zip(configurations, pairs, strict=True)]
+    measured = [measurement_of([sample_of(pair) for pair in kept]) for kept in pairs]
+    return [Comparison(name, c, m) for c, m in zip(configurations, measured, strict=True)]
 
 
 def comparison_rows(results: Sequence[Comparison]) -> list[dict]:

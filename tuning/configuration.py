@@ -1,6 +1,6 @@
 """A way of decoding: which draft, which draft-length rule, and how its blocks are verified."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridspec.acceptance import Verification
@@ -22,11 +22,28 @@ class Configuration:
     verification: Verification = "token"
 
     @property
+    def plain(self) -> bool:
+        return self.length == "0"
+
+    @property
+    def complexity(self) -> int:
+        """Plain decoding, then a fixed K, then a rule that adapts, then cut passes: of two that are as fast, the
+        simpler is kept.
+        """
+        return 0 if self.plain else 1 + (not self.length.isdecimal()) + 2 * self.segments
+
+    @property
     def label(self) -> str:
         """For tables: the draft, the rule, and what differs from the defaults."""
+        if self.plain:
+            return "plain decoding"
         length = f"K={self.length}" if self.length.isdecimal() else self.length
         extra = [", segmented"] * self.segments + [", block verification"] * (self.verification == "block")
         return f"{self.draft} {length}{''.join(extra)}"
+
+
+#: Decoding without a draft.
+PLAIN = Configuration("", "0")
 
 
 class Bench:
@@ -34,11 +51,14 @@ class Bench:
 
     Args:
         texts: token sequences that probes for segmented verification are fitted to.
+        drafts: those that are loaded already, by spec.
     """
 
-    def __init__(self, target: TargetRunner, texts: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self, target: TargetRunner, texts: Sequence[Sequence[int]] = (), drafts: Mapping[str, Draft] | None = None
+    ) -> None:
         self.target, self.texts = target, texts
-        self._drafts: dict[str, Draft] = {}
+        self._drafts: dict[str, Draft] = dict(drafts or {})
         self._segments: SegmentedVerification | None = None
 
     def draft(self, spec: str) -> Draft:

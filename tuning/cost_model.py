@@ -1,19 +1,32 @@
-"""What a draft length should give: measured acceptance and step costs in, speed-up out (DESIGN section 6)."""
+"""What a configuration should give: a survey of the draft and step costs in, speed-up out (DESIGN section 6).
 
+A draft that chooses its tokens from the committed text alone (every greedy one) is right or wrong at a place of the
+output whatever block it stands in. So one run with long blocks tells, for each place, whether the draft meets it, and
+any draft length or rule can be played through on that: the same loop, with measured times in place of the models.
+"""
+
+import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from hybridspec.decoder import Step
+from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.tuning.trial import PreparedPrompt
+
+#: Entries of a draft's distribution that a survey keeps; their entropy is that of the whole to within its tail.
+KEPT_ROW = 1024
 
 
 @dataclass(frozen=True)
 class Costs:
     """Median seconds of the parts of a step.
 
-    ``target_step``: one plain token (verify of 1 and commit). ``draft_step``: one drafted token. ``verify[k]``:
-    target pass over k + 1 tokens. ``rollback``: commit of target and draft after a partial rejection.
+    ``target_step``: one plain token (verify of 1 and commit). ``verify[k]``: target pass over k + 1 tokens.
+    ``draft_step``: one drafted token. ``rollback``: commit of target and draft after a speculative step.
     """
 
     target_step: float
@@ -30,16 +43,19 @@ class Costs:
         """v(K) of the literature: verify of K + 1 tokens / target step."""
         return self.verify[k] / self.target_step
 
-    def step_ratio(self, k: int) -> float:
-        """Time of one speculative step in target steps: K c + v(K) + rollback."""
-        return k * self.draft_ratio + self.verify_ratio(k) + (self.rollback / self.target_step if k else 0.0)
+    def step(self, k: int, accepted: int = 0) -> Step:
+        """What a step with ``k`` drafted tokens takes: K c + v(K) + rollback, in seconds."""
+        commit = self.rollback if k else self.target_step - self.verify[0]
+        return Step(k, accepted, k * self.draft_step, self.verify[k], max(0.0, commit))
 
 
-def measure_costs(prompt: PreparedPrompt, longest: int, repeats: int = 5) -> Costs:
-    """Times every part in turn, ``repeats`` times round, and takes medians (noise comes in bursts)."""
+def measure_verify(prompt: PreparedPrompt, longest: int, repeats: int = 5) -> tuple[float, list[float]]:
+    """Seconds of a plain step, and of target passes over 1 to ``longest`` + 1 tokens; ``repeats`` times round, medians
+    (noise comes in bursts).
+    """
     clock = time.perf_counter
     verify: list[list[float]] = [[] for _ in range(longest + 1)]
-    plain, draft, rollback, draft_rollback = [], [], [], []
+    plain = []
     filler = [prompt.tokens[-1]] * (longest + 1)
     prompt.rewind()
     for _ in range(repeats):
@@ -48,28 +64,92 @@ def measure_costs(prompt: PreparedPrompt, longest: int, repeats: int = 5) -> Cos
             prompt.session.verify(filler[: k + 1])
             verified = clock()
             prompt.session.commit(1)
-            ended = clock()
             verify[k].append(verified - begun)
-            if k == 0:
-                plain.append(ended - begun)
-            else:
-                rollback.append(ended - verified)
+            if not k:
+                plain.append(clock() - begun)
             prompt.session.restore(prompt.target_mark)
-        if longest:
-            begun = clock()
-            proposal = prompt.drafting.propose(longest)
-            drafted = clock()
-            prompt.drafting.accept(0, prompt.tokens[-1])
-            draft.append((drafted - begun) / max(1, len(proposal.tokens)))
-            draft_rollback.append(clock() - drafted)
-            prompt.rewind()
-    middle = statistics.median
-    return Costs(
-        target_step=middle(plain),
-        draft_step=middle(draft) if draft else 0.0,
-        verify=tuple(middle(v) for v in verify),
-        rollback=middle(rollback) + middle(draft_rollback) if longest else 0.0,
-    )
+    return statistics.median(plain), [statistics.median(times) for times in verify]
+
+
+class Surveying(FixedLength):
+    """The fixed length ``k``, noting the distribution of each drafted token if ``rows`` are wanted."""
+
+    def __init__(self, k: int, rows: bool) -> None:
+        super().__init__(k)
+        self.looks_at_drafts = rows
+        self.rows: list[list[Tensor]] = [[]]
+
+    def proceed(self, probabilities: Tensor) -> bool:
+        self.rows[-1].append(probabilities.topk(min(KEPT_ROW, len(probabilities))).values)
+        return True
+
+    def observe(self, step: Step) -> None:
+        self.rows.append([])
+
+
+@dataclass(frozen=True)
+class Place:
+    """One token of the output: whether the draft meets it (None: it proposes nothing here, or was not asked), and the
+    distribution it chose from, sorted, if that was noted.
+    """
+
+    met: bool | None
+    row: Tensor | None = None
+    asked: bool = True
+
+
+def places(steps: Sequence[Step], rows: Sequence[Sequence[Tensor]]) -> list[Place]:
+    """The output of a surveying run, place by place.
+
+    A bonus token was not asked of the draft: its place is open.
+    """
+    found = []
+    for number, step in enumerate(steps):
+        noted = list(rows[number]) if number < len(rows) else []
+        noted += [None] * (step.drafted - len(noted))
+        found += [Place(True, noted[i]) for i in range(step.accepted)]
+        if step.accepted < step.drafted:
+            found.append(Place(False, noted[step.accepted]))
+        else:
+            found.append(Place(None, None, asked=step.drafted == 0))
+    return found
+
+
+def play(
+    outputs: Sequence[Sequence[Place]], costs: Costs, rule: DraftLength, seed: int = 0
+) -> tuple[list[Step], float]:
+    """Plays ``rule`` through the surveyed outputs: the steps it would take, and the speed-up over plain decoding.
+
+    An open place is met with the share of the places that were asked.
+    """
+    rng = random.Random(seed)
+    asked = [place.met for output in outputs for place in output if place.met is not None]
+    share = sum(asked) / len(asked) if asked else 0.0
+    steps, tokens = [], 0
+    for output in outputs:
+        flags = [rng.random() < share if p.met is None and not p.asked else p.met for p in output]
+        at = 0
+        while at < len(output):
+            # As in the loop: the last token of the output is never drafted.
+            wanted = min(rule.limit(), len(output) - at - 1)
+            drafted = accepted = 0
+            missed = False
+            while drafted < wanted and flags[at] is not None:
+                place = at + drafted
+                # Behind a miss the draft goes on from a text that the survey has not seen: no distribution is known.
+                row = None if missed else output[place].row
+                missed = missed or not flags[place]
+                accepted += not missed
+                drafted += 1
+                if rule.looks_at_drafts and row is not None and not rule.proceed(row):
+                    break
+            step = costs.step(min(drafted, len(costs.verify) - 1), accepted)
+            rule.observe(step)
+            steps.append(step)
+            at += accepted + 1
+        tokens += len(output)
+    seconds = sum(s.draft_seconds + s.verify_seconds + s.commit_seconds for s in steps)
+    return steps, tokens * costs.target_step / seconds
 
 
 def acceptance_length(acceptance_by_position: Sequence[float], k: int) -> float:
@@ -78,10 +158,25 @@ def acceptance_length(acceptance_by_position: Sequence[float], k: int) -> float:
 
 
 def predicted_speedup(acceptance_by_position: Sequence[float], costs: Costs, k: int) -> float:
-    """tau(K) / (K c + v(K) + rollback); 1 for K = 0 up to the plain commit that both sides pay."""
-    return acceptance_length(acceptance_by_position, k) / costs.step_ratio(k) if k else 1.0
+    """tau(K) / (K c + v(K) + rollback): the closed form, from acceptance by position alone; 1 for K = 0."""
+    step = costs.step(k)
+    seconds = step.draft_seconds + step.verify_seconds + step.commit_seconds
+    return acceptance_length(acceptance_by_position, k) * costs.target_step / seconds
 
 
 def ideal_speedup(tau: float, costs: Costs, k: int) -> float:
     """tau / (K c + v(K)): what a loop without any overhead of its own would reach."""
     return tau / (k * costs.draft_ratio + costs.verify_ratio(k)) if k else 1.0
+
+
+def wilson_interval(hits: int, count: int, z: float = 1.645) -> tuple[float, float]:
+    """90 % interval of a share (Wilson 1927)."""
+    if not count:
+        return 0.0, 1.0
+    share, square = hits / count, z * z / count
+    middle = (share + square / 2) / (1 + square)
+    half = z / (1 + square) * ((share * (1 - share) + square / 4) / count) ** 0.5
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+Progress = Callable[[str, float], None]

@@ -1,19 +1,21 @@
 """What the runs of one configuration on one workload say, pooled over prompts and repeats."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridspec.decoder import Statistics, Step
-from hybridspec.tuning.trial import Pair, speedup, speedup_interval
+import numpy as np
+
+from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.decision import against_plain, ratio, samples_table
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One configuration on one workload.
 
-    ``draft_cost``: time of one drafted token over one plain target step. ``ideal_speedup``: the plain time of the same
-    tokens over the time of drafting and verifying alone; ``efficiency``: measured / ideal, the loop's own overhead.
+    ``interval``: 90 %, bootstrap over prompts. ``draft_cost``: time of one drafted token over one plain token.
+    ``ideal_speedup``: the plain time of the same tokens over the time of drafting and verifying alone;
+    ``efficiency``: measured / ideal, the loop's own overhead.
     """
 
     speedup: float
@@ -24,41 +26,42 @@ class Measurement:
     acceptance_by_position: list[float]
     draft_length: float
     draft_cost: float | None
-    ideal_speedup: float
-    efficiency: float
+    ideal_speedup: float | None
+    efficiency: float | None
     tokens: int
     plain_tokens_per_second: float
     tokens_per_second: float
 
 
-def summarise(pairs: Sequence[Pair]) -> Measurement:
-    """Pools the pairs of one configuration."""
-    loop = Statistics([step for pair in pairs for step in pair.speculative.steps])
-    plain_step = statistics.median(step_seconds(step) for pair in pairs for step in pair.plain.steps)
-    tokens = sum(len(p.speculative.tokens) for p in pairs)
-    draft_seconds = sum(s.draft_seconds for s in loop.steps)
-    working_seconds = draft_seconds + sum(s.verify_seconds for s in loop.steps)
-    # Both sides by means over the same runs: medians of skewed times are not what a run takes in all.
-    plain_seconds = sum(step_seconds(step) for pair in pairs for step in pair.plain.steps)
-    plain_tokens = sum(len(p.plain.tokens) for p in pairs)
-    ideal = (plain_seconds / plain_tokens) * tokens / working_seconds
-    measured = speedup(pairs)
+def measurement_of(samples: Sequence[Sample]) -> Measurement:
+    """Pools the samples of one configuration."""
+    table = samples_table(samples)
+    plain_seconds, plain_tokens, seconds, tokens = table.sum(0)
+    steps = [step for s in samples for step in s.steps]
+    drafted, accepted = (sum(step[i] for step in steps) for i in (0, 1))
+    positions = range(max((d for d, _ in steps), default=0))
+    draft_seconds, verify_seconds = (sum(getattr(s, name) for s in samples) for name in TIMES)
+    measured = float(ratio(table))
+    cpu = np.array([[s.plain_cpu_seconds, s.plain_tokens, s.cpu_seconds, s.tokens] for s in samples])
+    plain_token = plain_seconds / plain_tokens
+    ideal = float(plain_token * tokens / (draft_seconds + verify_seconds)) if verify_seconds else None
     return Measurement(
         speedup=measured,
-        interval=speedup_interval(pairs),
-        cpu_speedup=speedup(pairs, "cpu_seconds"),
-        acceptance_rate=loop.acceptance_rate,
-        acceptance_length=loop.acceptance_length,
-        acceptance_by_position=loop.acceptance_by_position(),
-        draft_length=loop.drafted / len(loop.steps),
-        draft_cost=draft_seconds / loop.drafted / plain_step if loop.drafted else None,
+        interval=against_plain(samples),
+        cpu_speedup=float(ratio(cpu)) if cpu[:, 2].all() else float("nan"),
+        acceptance_rate=accepted / drafted if drafted else None,
+        acceptance_length=1.0 + accepted / max(1, len(steps)),
+        acceptance_by_position=[
+            sum(a > i for d, a in steps if d > i) / sum(d > i for d, _ in steps) for i in positions
+        ],
+        draft_length=drafted / max(1, len(steps)),
+        draft_cost=float(draft_seconds / drafted / plain_token) if drafted else None,
         ideal_speedup=ideal,
-        efficiency=measured / ideal,
-        tokens=tokens,
-        plain_tokens_per_second=plain_tokens / sum(p.plain.wall_seconds for p in pairs),
-        tokens_per_second=tokens / sum(p.speculative.wall_seconds for p in pairs),
+        efficiency=measured / ideal if ideal else None,
+        tokens=int(tokens),
+        plain_tokens_per_second=float(1 / plain_token),
+        tokens_per_second=float(tokens / seconds),
     )
 
 
-def step_seconds(step: Step) -> float:
-    return step.draft_seconds + step.verify_seconds + step.commit_seconds
+TIMES = ("draft_seconds", "verify_seconds")

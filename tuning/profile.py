@@ -1,35 +1,50 @@
-"""The profile: what a tuning run found, as JSON, and the vLLM setting that follows from it."""
+"""The profile: what a tuning run found, as JSON of a versioned schema, and the vLLM setting that follows from it."""
 
 import dataclasses
 import json
 import os
 import platform
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import jsonschema
 import torch
 
+from hybridspec.drafts.base import Draft
+from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
+from hybridspec.tuning.configuration import Configuration
+from hybridspec.tuning.cost_model import wilson_interval
 from hybridspec.tuning.study import Settings, WorkloadResult
 
-SCHEMA = 1
+SCHEMA = 2
 PROPOSER = "hybridspec.vllm_plugin.HybridDraftProposer"
+FILE = "profile.json"
 
 
 def build_profile(
-    target: TargetRunner, draft: TargetRunner, settings: Settings, results: Sequence[WorkloadResult], threads: int
+    target: TargetRunner,
+    drafts: Mapping[str, Draft],
+    settings: Settings,
+    results: Sequence[WorkloadResult],
+    threads: int,
+    backend: str = "torch",
 ) -> dict:
+    """``drafts`` by the specs that configurations name them by."""
     return {
         "schema": SCHEMA,
         "hybridspec": version("hybridspec"),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "backend": backend,
         "target": describe_model(target),
-        "draft": describe_model(draft),
+        "drafts": {spec: describe_draft(draft) for spec, draft in drafts.items()},
         "machine": describe_machine(threads),
         "settings": dataclasses.asdict(settings),
-        "workloads": {r.name: describe_result(r, draft) for r in results},
+        "workloads": {r.name: describe_result(r, drafts) for r in results},
     }
 
 
@@ -38,12 +53,19 @@ def describe_model(runner: TargetRunner) -> dict:
     return {
         "name": runner.name,
         "path": str(runner.path) if runner.path else None,
+        "fingerprint": runner.fingerprint,
         "model_type": runner.config.model_type,
         "parameters": sum(p.numel() for p in runner.model.parameters()),
         "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "rollback": runner.rollback,
     }
+
+
+def describe_draft(draft: Draft) -> dict:
+    """The model of a draft that has one of its own, else its name."""
+    runner = getattr(draft, "runner", None)
+    return describe_model(runner) if isinstance(runner, TargetRunner) else {"name": draft.name}
 
 
 def describe_machine(threads: int) -> dict:
@@ -58,62 +80,143 @@ def describe_machine(threads: int) -> dict:
     }
 
 
-def describe_result(result: WorkloadResult, draft: TargetRunner) -> dict:
-    best, costs = result.best, result.costs
+def describe_result(result: WorkloadResult, drafts: Mapping[str, Draft]) -> dict:
+    answer, best, survey = result.answer, result.best, result.survey
+    errors = result.prediction_errors
     return {
-        "complete": result.complete,
-        "best_k": result.best_k,
-        "speedup": best.speedup if best else None,
-        "speedup_interval_90": best.interval if best else None,
+        "complete": result.stopped is not None,
+        "stopped": result.stopped,
+        "chosen": describe_configuration(answer.configuration) if answer else None,
+        "reason": answer.reason if answer else None,
+        "best_k": largest_k(answer.configuration) if answer else None,
+        "speedup": (best.speedup if best else 1.0) if answer else None,
+        "speedup_interval_90": list(best.interval) if best else None,
         "cpu_speedup": best.cpu_speedup if best else None,
         "acceptance_rate": best.acceptance_rate if best else None,
         "acceptance_length": best.acceptance_length if best else None,
-        "ideal_speedup": result.ideal,
-        "efficiency": result.efficiency,
+        "ideal_speedup": best.ideal_speedup if best else None,
+        "efficiency": best.efficiency if best else None,
+        "acceptance": {} if survey is None else {name: describe_acceptance(d) for name, d in survey.drafts.items()},
         "costs": None
-        if costs is None
+        if survey is None
         else {
-            "target_step_seconds": costs.target_step,
-            "draft_ratio": costs.draft_ratio,
-            "verify_ratio_by_k": [costs.verify_ratio(k) for k in range(len(costs.verify))],
-            "rollback_ratio": costs.rollback / costs.target_step,
+            "target_step_seconds": survey.target_step_seconds,
+            "draft_ratio": {name: d.cost for name, d in survey.drafts.items()},
+            "verify_ratio_by_k": survey.verify_ratio,
+            "rollback_ratio": survey.rollback_ratio,
         },
-        "measured": {str(k): dataclasses.asdict(m) for k, m in sorted(result.measurements.items())},
-        "predicted_speedup": {str(k): s for k, s in result.predicted.items()},
-        "vllm": vllm_setting(result.best_k, draft),
+        "predicted": []
+        if survey is None
+        else [{**describe_configuration(c), "speedup": value} for c, value in survey.predicted.items()],
+        "prediction_error_median": statistics.median(map(abs, errors.values())) if errors else None,
+        "trials": [
+            {**describe_configuration(c), "pruned": False, **dataclasses.asdict(m)}
+            for c, m in result.measurements.items()
+        ]
+        + [{**describe_configuration(c), "pruned": True} for c in result.pruned],
+        "by_concurrency": None,
+        "vllm": vllm_setting(answer.configuration, drafts) if answer else None,
     }
 
 
-def vllm_setting(k: int | None, draft: TargetRunner) -> dict | None:
-    """How to serve with ``k`` in vLLM; None where plain decoding wins or nothing is known yet.
+def describe_configuration(configuration: Configuration) -> dict:
+    return {**dataclasses.asdict(configuration), "label": configuration.label}
+
+
+def describe_acceptance(draft: object) -> dict:
+    """By position, unconditional: share of the steps that drafted it in which it was accepted, with 90 % intervals."""
+    counts = list(zip(draft.accepted, draft.drafted, strict=True))
+    return {
+        "by_position": [a / d for a, d in counts],
+        "interval_90": [list(wilson_interval(a, d)) for a, d in counts],
+        "steps": draft.drafted[0] if draft.drafted else 0,
+    }
+
+
+def largest_k(configuration: Configuration) -> int:
+    """Most tokens that a configuration drafts at once: what an engine must reserve for it."""
+    from hybridspec.drafts.registry import make_length
+
+    return make_length(configuration.length).longest
+
+
+def vllm_setting(configuration: Configuration, drafts: Mapping[str, Draft]) -> dict | None:
+    """How to serve with a small hybrid draft in vLLM; None where plain decoding wins or the draft is of another kind.
 
     Stock vLLM (0.33) refuses a hybrid draft under ``draft_model``, so the setting names our proposer, which needs its
     V1 runner.
     """
-    if not k:
+    runner = getattr(drafts.get(configuration.draft), "runner", None)
+    if configuration.plain or runner is None:
         return None
+    k = largest_k(configuration)
     return {
         "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": k},
-        "additional_config": {"hybridspec": {"draft": str(draft.path) if draft.path else draft.name}},
+        "additional_config": {"hybridspec": {"draft": str(runner.path) if runner.path else runner.name}},
         "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
         "other_arguments": ["--no-enable-prefix-caching"],
     }
+
+
+@cache
+def schema() -> dict:
+    return json.loads((Path(__file__).with_name("profile-schema.json")).read_text())
+
+
+def read_profile(path: Path) -> dict:
+    """A profile file, or the one in a folder, checked against its schema.
+
+    Raises:
+        InputError: missing, broken or of another version; names the file and the field.
+    """
+    path = path / FILE if path.is_dir() else path
+    try:
+        profile = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}. Give a profile.json, or a folder with one."
+        ) from error
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from error
+    found = profile.get("schema") if isinstance(profile, dict) else None
+    if found != SCHEMA:
+        raise InputError(
+            f"{path}: field schema is {found!r}, this version reads {SCHEMA}. Run `hybridspec tune` again."
+        )
+    problem = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(profile))
+    if problem is not None:
+        where = ".".join(map(str, problem.absolute_path)) or "the profile"
+        raise InputError(f"{path}: {where}: {problem.message}")
+    return profile
 
 
 def write_profile(profile: dict, out: Path) -> Path:
     """Writes ``profile.json`` and one ``speculative-config-<workload>.json`` for each workload that speculation
     speeds up.
 
-    A workload that plain decoding wins gets no file, and an old one of an earlier run is removed.
+    Workloads of an earlier run with the same models are kept, unless this run has them too; a finished result is not
+    replaced by an unfinished one. A workload that plain decoding wins gets no file, and an old one is removed.
     """
     out.mkdir(parents=True, exist_ok=True)
+    path = out / FILE
+    if path.is_file():
+        try:
+            earlier = read_profile(path)
+        except InputError:
+            earlier = None
+        if earlier and all(earlier["target"].get(k) == profile["target"][k] for k in ("fingerprint", "dtype")):
+            kept = {
+                n: w for n, w in earlier["workloads"].items() if not profile["workloads"].get(n, {}).get("complete")
+            }
+            fresh = {n: w for n, w in profile["workloads"].items() if n not in kept or not kept[n]["complete"]}
+            profile["workloads"] = {**kept, **fresh}
+            profile["drafts"] = {**earlier["drafts"], **profile["drafts"]}
     for name, workload in profile["workloads"].items():
         snippet = out / f"speculative-config-{name}.json"
         if workload["vllm"]:
             _replace(snippet, json.dumps(workload["vllm"]["speculative_config"]) + "\n")
         else:
             snippet.unlink(missing_ok=True)
-    path = out / "profile.json"
     _replace(path, json.dumps(profile, indent=2) + "\n")
     return path
 

@@ -1,41 +1,48 @@
-"""The table that ``hybridspec tune`` prints."""
-
-from collections.abc import Sequence
+"""The table that ``hybridspec tune`` prints, from a profile."""
 
 from rich.table import Table
 
-from hybridspec.tuning.study import WorkloadResult
 
-
-def results_table(results: Sequence[WorkloadResult]) -> Table:
-    table = Table(title="Draft length by workload", title_justify="left")
+def profile_table(profile: dict) -> Table:
+    table = Table(title="Best configuration by workload", title_justify="left")
     table.add_column("workload")
-    for heading in ("best K", "acceptance rate", "acceptance length", "speed-up (90 % interval)", "of ideal"):
+    table.add_column("draft", overflow="fold")
+    table.add_column("draft length")
+    for heading in ("acceptance rate", "acceptance length", "speed-up (90 % interval)", "predicted", "of ideal"):
         table.add_column(heading, justify="right")
-    for result in results:
-        best = result.best
-        if best is None:
-            table.add_row(result.name, "-", "-", "-", "no gain so far" if result.measurements else "not measured", "-")
+    for name, row in profile["workloads"].items():
+        chosen = row["chosen"]
+        if chosen is None:
+            table.add_row(name, "-", "-", "-", "-", "not measured", "-", "-")
             continue
-        plain = best.k == 0
-        low, high = best.interval
+        if chosen["length"] == "0":
+            table.add_row(name, "-", "plain decoding", "-", "-", "1", "-", "-")
+            continue
+        low, high = row["speedup_interval_90"]
+        predicted = next((p["speedup"] for p in row["predicted"] if p["label"] == chosen["label"]), None)
+        rule = f"K = {chosen['length']}" if chosen["length"].isdecimal() else chosen["length"]
         table.add_row(
-            result.name,
-            str(best.k) + ("" if result.complete else " so far"),
-            "-" if best.acceptance_rate is None else f"{best.acceptance_rate:.0%}",
-            "-" if plain else f"{best.acceptance_length:.2f}",
-            "plain decoding" if plain else f"{best.speedup:.2f} ({low:.2f} to {high:.2f})",
-            "-" if plain or result.efficiency is None else f"{result.efficiency:.0%}",
+            name,
+            chosen["draft"],
+            rule + (", segmented" if chosen["segments"] else "") + ("" if row["complete"] else " so far"),
+            "-" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})",
+            "-" if predicted is None else f"{predicted:.2f}",
+            "-" if row["efficiency"] is None else f"{row['efficiency']:.0%}",
         )
     return table
 
 
-def noise_note(results: Sequence[WorkloadResult]) -> str | None:
-    """How far plain decoding measured against itself strays from 1: the noise of this machine in this run."""
-    plain = [m for r in results if (m := r.measurements.get(0))]
-    if not plain:
-        return None
-    low, high = min(m.speedup for m in plain), max(m.speedup for m in plain)
-    return (
-        f"Noise: plain decoding measured against itself came out between {low:.2f} and {high:.2f} times its own speed."
-    )
+def profile_notes(profile: dict) -> list[str]:
+    """Why each workload's answer is what it is, and how well the cost model predicted."""
+    notes = [
+        f"{name}: {row['reason']}; stopped: {row['stopped'] or 'interrupted'}."
+        for name, row in profile["workloads"].items()
+        if row["reason"]
+    ]
+    errors = [e for row in profile["workloads"].values() if (e := row["prediction_error_median"]) is not None]
+    if errors:
+        middle = sorted(errors)[len(errors) // 2]
+        notes.append(f"Cost model: predicted speed-ups were off by {middle:.1%} (median of the workloads' medians).")
+    return notes

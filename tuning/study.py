@@ -1,48 +1,54 @@
-"""The Optuna study of one workload: which draft length wins, by paired measurement, resumable.
+"""The Optuna study of one workload: which configuration wins, by paired measurement, resumable and shared.
 
-Every finished trial keeps what it measured as user attributes, so that a profile can be rebuilt from the storage alone.
+Every finished trial keeps what it measured as user attributes, and the study keeps its survey, so that a profile can be
+rebuilt from the storage alone.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
-from hybridspec.decoder import Statistics, check_length
-from hybridspec.drafts.base import Draft
-from hybridspec.errors import HybridspecError, InputError
-from hybridspec.runner import TargetRunner
+from hybridspec.errors import InputError
 from hybridspec.sampling import Sampling
-from hybridspec.tuning.cost_model import Costs, ideal_speedup, measure_costs, predicted_speedup
-from hybridspec.tuning.trial import PreparedPrompt, measure_pair, speedup, speedup_interval
-from hybridspec.tuning.workloads import Prompt, Workload
+from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.configuration import PLAIN, Configuration
+from hybridspec.tuning.decision import WORTHWHILE, Answer, corrected, decide, ratio, samples_table
+from hybridspec.tuning.measurement import Measurement, measurement_of
+from hybridspec.tuning.storage import HINT, WORKER, close_abandoned, this_worker
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a study depends on, beside the models; part of its identity in the storage."""
+    """What a study depends on, beside the models; part of its identity in the storage.
+
+    Attributes:
+        longest: largest K.
+        trials, seconds: budgets per workload; the first trial always runs.
+        keep_going: measure until the budgets are used up, even when no untried configuration can win.
+    """
 
     longest: int = 8
-    prompts: int = 4
-    max_new_tokens: int = 64
-    trials: int = 5
-    seconds: float | None = None
+    prompts: int = 3
+    max_new_tokens: int = 48
+    trials: int = 6
+    seconds: float | None = 20.0
+    repeats: int = 1
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    keep_going: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("longest", 1), ("prompts", 1), ("max_new_tokens", 2), ("trials", 1)):
+        for name, least in (("longest", 1), ("prompts", 1), ("max_new_tokens", 2), ("trials", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
 
@@ -52,226 +58,234 @@ class Settings:
 
     def identity(self) -> dict[str, object]:
         """The settings that change what a measurement means; budgets may differ between sittings."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in ("trials", "seconds")}
+        budgets = ("trials", "seconds", "keep_going")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in budgets}
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One draft length on one workload."""
-
-    k: int
-    speedup: float
-    interval: tuple[float, float]
-    cpu_speedup: float
-    acceptance_rate: float | None
-    acceptance_length: float
-    acceptance_by_position: list[float]
-    tokens: int
-    plain_tokens_per_second: float
-    tokens_per_second: float
+def search_space(
+    drafts: Sequence[str], lengths: Sequence[str], longest: int, segments: bool = False
+) -> list[Configuration]:
+    """Plain decoding, and every draft with every K up to ``longest`` and every rule in ``lengths``."""
+    rules = [*(str(k) for k in range(1, longest + 1)), *(r for r in lengths if not r.isdecimal())]
+    cut = (False, True) if segments else (False,)
+    return [PLAIN, *(Configuration(d, r, s) for d in drafts for r in rules for s in cut)]
 
 
 @dataclass(frozen=True)
 class WorkloadResult:
-    """Everything known about a workload so far; the winner is the best draft length whose interval lies above 1, else
-    0.
+    """Everything known about a workload so far.
+
+    ``stopped``: why no more is measured; None if more would be.
     """
 
     name: str
-    costs: Costs | None
-    measurements: dict[int, Measurement]
-    predicted: dict[int, float]
-    complete: bool
+    survey: Survey | None
+    samples: dict[Configuration, list[Sample]]
+    pruned: tuple[Configuration, ...] = ()
+    stopped: str | None = None
+    measurements: dict[Configuration, Measurement] = field(default_factory=dict)
+
+    @property
+    def answer(self) -> Answer | None:
+        return decide(self.samples)
 
     @property
     def best(self) -> Measurement | None:
-        gaining = [m for m in self.measurements.values() if m.k and m.interval[0] > 1.0]
-        return max(gaining, key=lambda m: m.speedup) if gaining else self.measurements.get(0)
+        """The measurement of the answer; None for plain decoding."""
+        return self.measurements.get(self.answer.configuration) if self.answer else None
 
     @property
-    def best_k(self) -> int | None:
-        return self.best.k if self.best else (0 if self.complete else None)
-
-    @property
-    def ideal(self) -> float | None:
-        """Ideal speed-up of the winner from its own acceptance length and the measured costs."""
-        best = self.best
-        return ideal_speedup(best.acceptance_length, self.costs, best.k) if best and self.costs else None
-
-    @property
-    def efficiency(self) -> float | None:
-        """Measured / ideal speed-up of the winner: the loop's own overhead."""
-        return self.best.speedup / self.ideal if self.ideal else None
+    def prediction_errors(self) -> dict[Configuration, float]:
+        """predicted / measured - 1 of each configuration that has both."""
+        predicted = self.survey.predicted if self.survey else {}
+        return {c: predicted[c] / m.speedup - 1 for c, m in self.measurements.items() if c in predicted and not c.plain}
 
 
-def open_storage(out: Path) -> str:
-    """Optuna storage URL of the study file in ``out``.
-
-    Raises:
-        InputError: the folder cannot be made or written to.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot make this folder: {error.strerror}") from error
-    if not os.access(out, os.W_OK):
-        raise InputError(f"--out {out}: this folder is not writable. Choose another.")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return f"sqlite:///{out / 'study.db'}"
+class Pruned(Exception):
+    """Raised inside a measurement that cannot win any more."""
 
 
 class WorkloadStudy:
-    """Measures draft lengths on one workload until the trials or the time are used up.
+    """Measures configurations of one workload: the survey first, then those with the best predictions, until no untried
+    one can win by more than 2 %, or a budget is used up.
 
-    Order: the longest K first (its acceptance by position and the step costs predict all others), then plain decoding
-        against itself (the noise of this machine), then the lengths with the best predictions.
+    Args:
+        identity: what tells this study apart in the storage beside the settings: models, prompts, machine settings.
     """
 
     def __init__(
-        self, target: TargetRunner, draft: Draft, workload: Workload, settings: Settings, storage: str, pair_name: str
+        self,
+        name: str,
+        backend: Backend,
+        space: Sequence[Configuration],
+        settings: Settings,
+        storage: BaseStorage,
+        identity: object,
     ) -> None:
-        self.target, self.draft, self.workload, self.settings = target, draft, workload, settings
-        self.prompts = choose_prompts(workload.prompts, settings.prompts)
-        identity = json.dumps([pair_name, [(p.id, p.text) for p in self.prompts], settings.identity()])
-        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        self.name, self.backend, self.space, self.settings = name, backend, list(space), settings
+        text = json.dumps([identity, backend.name, settings.identity()], sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         try:
             self.study = optuna.create_study(
-                study_name=f"{workload.name}-{digest}",
+                study_name=f"{name}-{digest}",
                 storage=storage,
                 direction="maximize",
-                sampler=optuna.samplers.TPESampler(seed=settings.seed),
+                sampler=optuna.samplers.RandomSampler(seed=settings.seed),
                 load_if_exists=True,
             )
         except (DatabaseError, optuna.exceptions.StorageInternalError) as error:
-            raise InputError(
-                f"{storage.removeprefix('sqlite:///')}: not a readable Optuna study ({error}). "
-                "Move it away, or choose another --out."
-            ) from error
-        self._discard_interrupted()
-        self.encoded = [target.encode(p.text) for p in self.prompts]
+            raise InputError(f"the storage is not a readable Optuna study ({error}).{HINT}") from error
+        close_abandoned(self.study)
 
-    def check(self) -> None:
-        """Raises before any measurement if a prompt, its output and the longest block do not fit into the context."""
-        for prompt, tokens in zip(self.prompts, self.encoded, strict=True):
-            try:
-                check_length(self.target, tokens, self.settings.max_new_tokens, self.settings.longest)
-            except HybridspecError as error:
-                raise type(error)(f"workload {self.workload.name}, prompt {prompt.id}: {error}") from error
+    def prepare(self, progress: Progress = lambda *_: None) -> None:
+        """The survey, unless the storage has one: what several workers should not each do."""
+        if self.result().survey is None:
+            self.study.set_user_attr("survey", _survey_json(self.backend.survey(self.space, progress)))
 
-    def run(self, progress: Callable[[str, float], None] = lambda *_: None) -> WorkloadResult:
-        """Runs the trials that are missing. ``progress(text, share done)``. An interrupt keeps every finished trial."""
+    def run(self, progress: Progress = lambda *_: None) -> WorkloadResult:
+        """Runs what is missing. An interrupt keeps the survey and every finished trial."""
         begun = time.monotonic()
-        if not self._unmeasured() or len(self._finished()) >= self.settings.trials:
-            return self.result()
-        with self._prepared(progress) as prompts:
-            if self.result().costs is None:
-                costs = measure_costs(prompts[0], self.settings.longest)
-                self.study.set_user_attr("costs", dataclasses.asdict(costs))
-            while (k := self._next_k()) is not None:
-                if not self._has_time(begun):
-                    break
-                self._trial(k, prompts, progress)
+        if self._stopped(self.result()) is None:
+            with self.backend:
+                self.prepare(progress)
+                while True:
+                    result = self.result()
+                    stopped = self._stopped(result, time.monotonic() - begun)
+                    if stopped is not None:
+                        self.study.set_user_attr("stopped", stopped)
+                        break
+                    self._trial(result, progress)
         return self.result()
 
     def result(self) -> WorkloadResult:
         """What the storage knows, without measuring anything."""
-        finished = self._finished()
-        measurements = {}
-        for trial in finished:
-            row = dict(trial.user_attrs["measurement"])
-            measurements[row["k"]] = Measurement(**{**row, "interval": tuple(row["interval"])})
-        stored = self.study.user_attrs.get("costs")
-        costs = Costs(**{**stored, "verify": tuple(stored["verify"])}) if stored else None
-        predicted = {}
-        if costs and self.settings.longest in measurements:
-            acceptance = measurements[self.settings.longest].acceptance_by_position
-            predicted = {k: predicted_speedup(acceptance, costs, k) for k in range(len(acceptance) + 1)}
-        return WorkloadResult(self.workload.name, costs, measurements, predicted, len(measurements) >= 3)
+        samples, pruned = {}, []
+        for trial in self._trials(TrialState.COMPLETE, TrialState.PRUNED):
+            configuration = _configuration(trial)
+            samples[configuration] = [
+                Sample(**{**s, "steps": tuple(map(tuple, s["steps"]))}) for s in trial.user_attrs["samples"]
+            ]
+            if trial.state == TrialState.PRUNED:
+                pruned.append(configuration)
+        stored = self.study.user_attrs.get("survey")
+        survey = _survey_from(stored, self.space) if stored else None
+        measurements = {c: measurement_of(s) for c, s in samples.items() if c not in pruned}
+        whole = {c: s for c, s in samples.items() if c not in pruned}
+        stopped = self.study.user_attrs.get("stopped")
+        return WorkloadResult(self.name, survey, whole, tuple(pruned), stopped, measurements)
 
-    def _trial(self, k: int, prompts: Sequence[PreparedPrompt], progress: Callable[[str, float], None]) -> None:
-        self.study.enqueue_trial({"k": k})
-        trial = self.study.ask()
-        trial.suggest_int("k", 0, self.settings.longest)
+    def _stopped(self, result: WorkloadResult, elapsed: float = 0.0) -> str | None:
+        """Why the study is over, in words; None if it is not."""
+        if result.survey is None:
+            return None
+        done = len(result.samples) + len(result.pruned)
+        tried = {*result.samples, *result.pruned, PLAIN, *self._running()}
+        untried = [c for c in self.space if c not in tried]
+        if not untried:
+            return "every configuration was measured"
+        if len(tried) > self.settings.trials:
+            return f"the limit of {self.settings.trials} trials"
+        limit = self.settings.seconds
+        if done and limit is not None and elapsed + elapsed / (done + 1) > limit:
+            return f"the time limit of {limit:.0f} s"
+        if done and not self.settings.keep_going:
+            best = max([1.0, *(m.speedup for m in result.measurements.values())])
+            values, scatter = self._values(result)
+            bound = max(values[c] for c in untried) * (1 + scatter)
+            if bound <= best * (1 + WORTHWHILE):
+                return f"no untried configuration can win by more than {WORTHWHILE:.0%}"
+        return None
+
+    def _values(self, result: WorkloadResult) -> tuple[dict[Configuration, float], float]:
+        """Expected speed-up of every untried configuration; one without a prediction is as good as its uncut twin."""
+        predicted = dict(result.survey.predicted)
+        for c in self.space:
+            if c not in predicted:
+                predicted[c] = predicted.get(dataclasses.replace(c, segments=False), 1.0)
+        return corrected(predicted, {c: m.speedup for c, m in result.measurements.items()})
+
+    def _trial(self, result: WorkloadResult, progress: Progress) -> None:
+        claimed = self._claim(result)
+        if claimed is None:
+            # Another worker has the last of them.
+            time.sleep(0.2)
+            return
+        trial, configuration = claimed
+        best = max([1.0, *(m.speedup for m in result.measurements.values())])
+        done = len(result.samples) + len(result.pruned)
+        seen: list[Sample] = []
+        count = self.settings.prompts * self.settings.repeats
+
+        def on_sample(index: int, sample: Sample) -> None:
+            seen.append(sample)
+            share = (done + (index + 1) / count) / max(self.settings.trials, done + 1)
+            progress(f"{configuration.label}, run {index + 1} of {count}", min(1.0, share))
+            trial.report(float(ratio(samples_table(seen))), index)
+            if hopeless(seen, best, count):
+                raise Pruned
+
         try:
-            pairs = []
-            for i, prompt in enumerate(prompts):
-                done = (len(self._finished()) + i / len(prompts)) / self.settings.trials
-                progress(f"K = {k}, prompt {i + 1} of {len(prompts)}", done)
-                pairs.append(
-                    measure_pair(
-                        prompt, k, self.settings.max_new_tokens, speculative_first=bool((i + trial.number) % 2)
-                    )
-                )
+            samples = self.backend.measure(configuration, on_sample)
+        except Pruned:
+            trial.set_user_attr("samples", [dataclasses.asdict(s) for s in seen])
+            self.study.tell(trial, state=TrialState.PRUNED)
+            return
         except BaseException:
             self.study.tell(trial, state=TrialState.FAIL)
             raise
-        measurement = summarise(k, pairs)
-        trial.set_user_attr("measurement", dataclasses.asdict(measurement))
-        self.study.tell(trial, measurement.speedup)
+        trial.set_user_attr("samples", [dataclasses.asdict(s) for s in samples])
+        self.study.tell(trial, float(ratio(samples_table(samples))))
 
-    def _next_k(self) -> int | None:
-        """The next draft length worth measuring, or None when the trials are used up."""
-        unmeasured = self._unmeasured()
-        if not unmeasured or len(self._finished()) >= self.settings.trials:
-            return None
-        result = self.result()
-        if self.settings.longest in unmeasured:
-            return self.settings.longest
-        best = max(unmeasured, key=lambda k: result.predicted.get(k, 0.0))
-        # The predicted winner first: if time runs out after two trials, it is the one that matters.
-        return 0 if 0 in unmeasured and len(result.measurements) >= 2 else best
+    def _claim(self, result: WorkloadResult) -> tuple[Trial, Configuration] | None:
+        """A trial of the best untried configuration that no other worker has taken."""
+        values, _ = self._values(result)
+        taken = {*result.samples, *result.pruned, PLAIN, *self._running()}
+        order = sorted((c for c in self.space if c not in taken), key=lambda c: -values[c])
+        for configuration in order:
+            self.study.enqueue_trial({"configuration": self.space.index(configuration)})
+            trial = self.study.ask()
+            trial.suggest_int("configuration", 0, len(self.space) - 1)
+            trial.set_user_attr("configuration", dataclasses.asdict(configuration))
+            trial.set_user_attr(WORKER, this_worker())
+            # Two workers may have chosen alike at the same moment: the earlier trial has it.
+            if any(
+                t.number < trial.number and _configuration(t) == configuration
+                for t in self._trials(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+            ):
+                self.study.tell(trial, state=TrialState.FAIL)
+                continue
+            return trial, configuration
+        return None
 
-    def _has_time(self, begun: float) -> bool:
-        """True unless the time limit leaves no room for another trial; the first three always run, so that there is
-        an answer.
-        """
-        limit, done = self.settings.seconds, len(self._finished())
-        if limit is None or done < 3:
-            return True
-        elapsed = time.monotonic() - begun
-        return elapsed + elapsed / done < limit
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        needed = "configuration" if TrialState.RUNNING in states else "samples"
+        return [t for t in self.study.get_trials(deepcopy=False, states=states) if needed in t.user_attrs]
 
-    def _finished(self) -> list[FrozenTrial]:
-        return [
-            t
-            for t in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if "measurement" in t.user_attrs
-        ]
-
-    def _unmeasured(self) -> list[int]:
-        measured = {t.user_attrs["measurement"]["k"] for t in self._finished()}
-        return [k for k in range(self.settings.longest + 1) if k not in measured]
-
-    def _discard_interrupted(self) -> None:
-        """A killed process leaves its trial running for ever; close it, so that the sampler forgets it."""
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-            self.study.tell(trial.number, state=TrialState.FAIL)
-
-    @contextmanager
-    def _prepared(self, progress: Callable[[str, float], None]) -> Iterator[list[PreparedPrompt]]:
-        settings = self.settings
-        with ExitStack() as stack:
-            prepared = []
-            for i, (prompt, tokens) in enumerate(zip(self.prompts, self.encoded, strict=True)):
-                progress(f"prefill of prompt {i + 1} of {len(self.prompts)}", 0.0)
-                one = PreparedPrompt(self.target, self.draft, prompt.id, tokens, settings.sampling, settings.seed + i)
-                prepared.append(stack.enter_context(one))
-            yield prepared
+    def _running(self) -> list[Configuration]:
+        return [_configuration(t) for t in self._trials(TrialState.RUNNING)]
 
 
-def summarise(k: int, pairs: Sequence) -> Measurement:
-    """Pools the pairs of one trial."""
-    statistics = Statistics([step for pair in pairs for step in pair.speculative.steps])
-    tokens = sum(len(p.speculative.tokens) for p in pairs)
-    return Measurement(
-        k=k,
-        speedup=speedup(pairs),
-        interval=speedup_interval(pairs),
-        cpu_speedup=speedup(pairs, "cpu_seconds"),
-        acceptance_rate=statistics.acceptance_rate,
-        acceptance_length=statistics.acceptance_length,
-        acceptance_by_position=statistics.acceptance_by_position(),
-        tokens=tokens,
-        plain_tokens_per_second=sum(len(p.plain.tokens) for p in pairs) / sum(p.plain.wall_seconds for p in pairs),
-        tokens_per_second=tokens / sum(p.speculative.wall_seconds for p in pairs),
-    )
+def hopeless(samples: Sequence[Sample], best: float, count: int) -> bool:
+    """Whether a configuration cannot catch up with ``best`` any more: after a third of the prompts, and at least two,
+    even its best prompt so far lies 10 % below.
+    """
+    table = samples_table(samples)
+    if len(samples) == count or len(table) < max(2, count // 3):
+        return False
+    return max(float(ratio(row[None])) for row in table) < 0.9 * best
+
+
+def _configuration(trial: FrozenTrial) -> Configuration:
+    return Configuration(**trial.user_attrs["configuration"])
+
+
+def _survey_json(survey: Survey) -> dict:
+    row = dataclasses.asdict(dataclasses.replace(survey, predicted={}))
+    row["predicted"] = [[dataclasses.asdict(c), value] for c, value in survey.predicted.items()]
+    return row
+
+
+def _survey_from(row: dict, space: Sequence[Configuration]) -> Survey:
+    drafts = {name: DraftSurvey(**d) for name, d in row["drafts"].items()}
+    predicted = {Configuration(**c): value for c, value in row["predicted"]}
+    return Survey(**{**row, "drafts": drafts, "predicted": {c: v for c, v in predicted.items() if c in set(space)}})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from hybridspec.acceptance import Verification
@@ -156,40 +155,3 @@ def _check_tie(prompt: PreparedPrompt, plain: list[int], speculative: list[int])
             f"prompt {prompt.id}: speculative output leaves the plain one at token {position}, "
             f"logit margin {margin:.2g}"
         )
-
-
-def speedup(pairs: Sequence[Pair], clock: str = "wall_seconds") -> float:
-    """Time per token of plain over speculative decoding, prompts pooled."""
-    return float(_ratio(_table(pairs, clock)))
-
-
-def speedup_interval(
-    pairs: Sequence[Pair], clock: str = "wall_seconds", level: float = 0.9, seed: int = 0
-) -> tuple[float, float]:
-    """Bootstrap interval of :func:`speedup` over prompts, the pairing kept.
-
-    One prompt tells nothing about others, so the interval then reaches from no gain to what was seen.
-    """
-    table = _table(pairs, clock)
-    if len(table) == 1:
-        seen = float(_ratio(table))
-        return min(1.0, seen), max(1.0, seen)
-    rng = np.random.default_rng(seed)
-    samples = _ratio(table[rng.integers(0, len(table), (2000, len(table)))])
-    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def _table(pairs: Sequence[Pair], clock: str) -> np.ndarray:
-    """``[prompts, 4]``: plain seconds and tokens, speculative seconds and tokens."""
-    return np.array(
-        [
-            [getattr(r, clock) if what else len(r.tokens) for r in (p.plain, p.speculative) for what in (1, 0)]
-            for p in pairs
-        ]
-    )
-
-
-def _ratio(table: np.ndarray) -> np.ndarray:
-    plain_seconds, plain_tokens, seconds, tokens = np.moveaxis(table.sum(-2), -1, 0)
-    return (plain_seconds / plain_tokens) / (seconds / tokens)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
-    DraftOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
-    load_pair,
 )
 
 if TYPE_CHECKING:
@@ -33,8 +31,19 @@ Example: hybridspec generate --prompt "def fibonacci(n):" --k 4 --compare
 def generate(
     prompt: Annotated[str, typer.Option(help="The prompt; - reads it from standard input.")],
     target: TargetOption = None,
-    draft: DraftOption = None,
-    k: Annotated[int, typer.Option("--k", min=0, help="Draft length; 0 is plain decoding.")] = 4,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            help="Checkpoint folder of the draft, or a draft strategy. Default: the embedded one.",
+            show_default=False,
+        ),
+    ] = None,
+    k: Annotated[
+        str,
+        typer.Option("--k", "--length", "-l", help="Draft length, or a rule such as svip; 0 is plain decoding."),
+    ] = "4",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: TemperatureOption = 0.0,
     top_k: TopKOption = None,
@@ -47,7 +56,10 @@ def generate(
 ) -> None:
     from rich.console import Console
 
+    from hybridspec import embedded
+    from hybridspec.cli.common import load_target
     from hybridspec.decoder import check_length
+    from hybridspec.drafts.registry import make_draft, make_length
     from hybridspec.errors import InputError
     from hybridspec.sampling import Sampling
 
@@ -55,16 +67,23 @@ def generate(
     if not text.strip():
         raise InputError("the prompt is empty: give some text to --prompt")
     sampling = Sampling(temperature, top_k, top_p)
+    rule = make_length(k)
+    if target is not None and draft is None and rule.longest:
+        raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
     with Console(stderr=True).status("loading target and draft"):
-        runner, small = load_pair(target, draft, threads, rollback)
+        runner = load_target(target, threads, rollback)
+        strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
     tokens = runner.encode(text)
-    check_length(runner, tokens, max_new_tokens, k)
+    check_length(runner, tokens, max_new_tokens, rule.longest)
     console = Console(highlight=False)
     runs = {}
-    for name, length in {"plain": 0, "speculative": k}.items() if compare else {"speculative": k}.items():
+    ways = {"speculative": rule} if rule.longest else {"plain": rule}
+    for name, length in {"plain": make_length(0), **ways}.items() if compare else ways.items():
         if not as_json and compare:
-            console.print(f"[bold]{name} (K = {length})[/bold]")
-        runs[name] = _run(runner, small, tokens, length, max_new_tokens, sampling, seed, None if as_json else console)
+            console.print(f"[bold]{name} ({length.name})[/bold]")
+        shown = None if as_json else console
+        runs[name] = _run(runner, strategy, tokens, length, max_new_tokens, sampling, seed, shown)
+    compare = compare and len(runs) > 1
     same = runs["plain"]["tokens"] == runs["speculative"]["tokens"] if compare else None
     if as_json:
         json.dump({"prompt": text, "k": k, "same_output": same, **runs}, sys.stdout, indent=2)
@@ -75,7 +94,7 @@ def generate(
         raise typer.Exit(1)
 
 
-def _run(runner, draft, tokens, k, max_new_tokens, sampling, seed, console) -> dict:
+def _run(runner, draft, tokens, length, max_new_tokens, sampling, seed, console) -> dict:
     import torch
 
     from hybridspec.decoder import Statistics, decode
@@ -88,7 +107,7 @@ def _run(runner, draft, tokens, k, max_new_tokens, sampling, seed, console) -> d
         runner,
         tokens,
         draft=draft,
-        k=k,
+        k=length,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         generator=generator,

@@ -1,0 +1,76 @@
+"""What runs the models for a study: one small interface, whatever engine stands behind it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hybridspec.tuning.configuration import Configuration
+
+#: ``(what is running, share done)``
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt decoded plainly and by a configuration, right after each other; seconds without prefill.
+
+    ``steps``: (drafted, accepted) of each step.
+    """
+
+    prompt: str
+    plain_seconds: float
+    plain_cpu_seconds: float
+    plain_tokens: int
+    seconds: float
+    cpu_seconds: float
+    tokens: int
+    steps: tuple[tuple[int, int], ...] = ()
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class DraftSurvey:
+    """What a run at the longest K showed of one draft: by position, in how many steps it was drafted and accepted.
+
+    ``cost``: one drafted token / one plain step.
+    """
+
+    drafted: list[int]
+    accepted: list[int]
+    cost: float
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One measurement of a workload that predicts every configuration.
+
+    ``verify_ratio[k]``: target pass over k + 1 tokens / plain step. ``rollback_ratio`` likewise, by draft.
+    """
+
+    target_step_seconds: float
+    verify_ratio: list[float]
+    rollback_ratio: dict[str, float]
+    drafts: dict[str, DraftSurvey]
+    predicted: dict[Configuration, float] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """Opened for one workload; a context manager."""
+
+    #: In profiles and on the command line.
+    name: str
+
+    def __enter__(self) -> "Backend":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    @abstractmethod
+    def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
+        """Runs each draft once at the longest K and predicts every configuration."""
+
+    @abstractmethod
+    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
+        """Decodes every prompt plainly and by ``configuration``. ``on_sample(index, sample)`` may raise to stop."""

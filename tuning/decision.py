@@ -1,0 +1,108 @@
+"""From samples to an answer: what is a gain, what is a tie, and when nothing untried can win."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.configuration import PLAIN, Configuration
+
+#: A configuration that could win by less is not worth another trial.
+WORTHWHILE = 0.02
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The configuration to use, and why it and not another."""
+
+    configuration: Configuration
+    reason: str
+
+
+def samples_table(samples: Sequence[Sample]) -> np.ndarray:
+    """``[prompts, 4]``: plain seconds and tokens, seconds and tokens; repeats of a prompt summed."""
+    rows: dict[str, np.ndarray] = {}
+    for s in samples:
+        row = np.array([s.plain_seconds, s.plain_tokens, s.seconds, s.tokens])
+        rows[s.prompt] = rows.get(s.prompt, 0) + row
+    return np.array(list(rows.values()))
+
+
+def ratio(table: np.ndarray) -> np.ndarray:
+    """Time per token of plain decoding over that of the configuration, prompts pooled."""
+    plain_seconds, plain_tokens, seconds, tokens = np.moveaxis(table.sum(-2), -1, 0)
+    return (plain_seconds / plain_tokens) / (seconds / tokens)
+
+
+def interval(values: np.ndarray, level: float = 0.9) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def relative_interval(better: Sequence[Sample], simpler: Sequence[Sample], seed: int = 0) -> tuple[float, float]:
+    """Bootstrap interval of the speed-up of one over the other, over the prompts that both decoded.
+
+    One prompt tells nothing about others: the interval then reaches from no difference to what was seen.
+    """
+    ours, theirs = ({s.prompt: [] for s in samples} for samples in (better, simpler))
+    for kept, samples in ((ours, better), (theirs, simpler)):
+        for s in samples:
+            kept[s.prompt].append(s)
+    shared = [p for p in ours if p in theirs]
+    tables = [samples_table([s for p in shared for s in kept[p]]) for kept in (ours, theirs)]
+    if len(shared) < 2:
+        seen = float(ratio(tables[0]) / ratio(tables[1])) if shared else 1.0
+        return min(1.0, seen), max(1.0, seen)
+    chosen = np.random.default_rng(seed).integers(0, len(shared), (DRAWS, len(shared)))
+    return interval(ratio(tables[0][chosen]) / ratio(tables[1][chosen]))
+
+
+def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
+    """The best measured configuration; if its lead over a simpler one is inside the noise, that one. None without any
+    measurement of speculation.
+    """
+    speedups = {c: float(ratio(samples_table(s))) for c, s in measured.items() if not c.plain and s}
+    if not speedups:
+        return None
+    best = max(speedups, key=speedups.get)
+    simpler = sorted(
+        (c for c in speedups if c.complexity < best.complexity), key=lambda c: (c.complexity, -speedups[c])
+    )
+    low, high = against_plain(measured[best])
+    if low <= 1.0:
+        verb = "loses" if high < 1.0 else "gains nothing that stands out of the noise"
+        return Answer(PLAIN, f"the best configuration, {best.label}, {verb} ({low:.2f} to {high:.2f})")
+    for other in simpler:
+        lead = relative_interval(measured[best], measured[other])
+        if lead[0] <= 1.0 and against_plain(measured[other])[0] > 1.0:
+            return Answer(other, f"a tie with {best.label}, which leads by {lead[0]:.2f} to {lead[1]:.2f}: simpler")
+    return Answer(best, "the fastest of those measured")
+
+
+def against_plain(samples: Sequence[Sample]) -> tuple[float, float]:
+    """90 % bootstrap interval of the speed-up, over prompts; from no gain to what was seen if there is only one."""
+    table = samples_table(samples)
+    if len(table) < 2:
+        seen = float(ratio(table))
+        return min(1.0, seen), max(1.0, seen)
+    return interval(ratio(table[np.random.default_rng(0).integers(0, len(table), (DRAWS, len(table)))]))
+
+
+def corrected(
+    predicted: Mapping[Configuration, float], measured: Mapping[Configuration, float]
+) -> tuple[dict[Configuration, float], float]:
+    """Predictions of the untried configurations, corrected by how the tried ones came out, and the scatter of those.
+
+    The median ratio of measured to predicted of the same draft, or of all if none of it was tried.
+    """
+    ratios = {c: measured[c] / predicted[c] for c in measured if predicted.get(c)}
+    untried = {}
+    for c, value in predicted.items():
+        if c not in measured:
+            same = [r for m, r in ratios.items() if m.draft == c.draft] or list(ratios.values())
+            untried[c] = value * float(np.median(same)) if same else value
+    every = list(ratios.values())
+    scatter = float(np.max(np.abs(np.array(every) / np.median(every) - 1))) if every else 0.0
+    return untried, scatter

@@ -1,0 +1,152 @@
+"""The study's backend on our own runner: drafts and target in this process."""
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from hybridspec.drafts.length import DraftLength
+from hybridspec.sampling import Sampling
+from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.configuration import Bench, Configuration
+from hybridspec.tuning.cost_model import Costs, Place, Surveying, measure_verify, places, play
+from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, Run, measure_round
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as token ids."""
+
+    id: str
+    tokens: list[int]
+
+
+class TorchBackend(Backend):
+    """Keeps every prompt prefilled for plain decoding and for each draft that was used, so prefill is paid once."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        bench: Bench,
+        prompts: Sequence[EncodedPrompt],
+        *,
+        longest: int,
+        max_new_tokens: int,
+        repeats: int = 1,
+        sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+        seed: int = 0,
+    ) -> None:
+        self.bench, self.prompts = bench, prompts
+        self.longest, self.max_new_tokens, self.repeats = longest, max_new_tokens, repeats
+        self.sampling, self.seed = sampling, seed
+        self._stack = ExitStack()
+        self._prepared: dict[tuple[str | None, int], PreparedPrompt] = {}
+        self._order = random.Random(seed)
+
+    def __exit__(self, *_: object) -> None:
+        self._prepared.clear()
+        self._stack.close()
+
+    def _prompt(self, draft: str | None, index: int) -> PreparedPrompt:
+        """The prompt, prefilled on the target and, for a draft, on it too."""
+        key = (draft, index)
+        if key not in self._prepared:
+            prompt = self.prompts[index]
+            prepared = PreparedPrompt(
+                self.bench.target,
+                None if draft is None else self.bench.draft(draft),
+                prompt.id,
+                prompt.tokens,
+                self.sampling,
+                self.seed + index,
+            )
+            self._prepared[key] = self._stack.enter_context(prepared)
+        return self._prepared[key]
+
+    def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
+        drafts = list(dict.fromkeys(c.draft for c in configurations if not c.plain))
+        looks = any(self.bench.length(c).looks_at_drafts for c in configurations)
+        parts = (1 + len(drafts)) * len(self.prompts)
+        plain, runs = [], {draft: [] for draft in drafts}
+        for index in range(len(self.prompts)):
+            progress(f"survey, prompt {index + 1} of {len(self.prompts)}", (1 + len(drafts)) * index / parts)
+            plain.append(self._prompt(None, index).run(0, self.max_new_tokens))
+            for draft in drafts:
+                rule = Surveying(self.longest, looks)
+                runs[draft].append((self._prompt(draft, index).run(rule, self.max_new_tokens), rule.rows))
+        progress("survey, step costs", 0.95)
+        alone, verify = measure_verify(self._prompt(None, 0), self.longest)
+        return survey_of(plain, runs, alone, verify, configurations, self.bench.length)
+
+    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
+        rule = self.bench.length(configuration)
+        segments = self.bench.segments(configuration)
+        samples = []
+        for repeat in range(self.repeats):
+            for index in range(len(self.prompts)):
+                prompt = self._prompt(None if configuration.plain else configuration.draft, index)
+                contender = Contender(prompt, rule, segments, configuration.verification)
+                (pair,) = measure_round(self._prompt(None, index), [contender], self.max_new_tokens, self._order)
+                samples.append(sample_of(pair))
+                on_sample(repeat * len(self.prompts) + index, samples[-1])
+        return samples
+
+
+def sample_of(pair: Pair) -> Sample:
+    plain, run = pair.plain, pair.speculative
+    return Sample(
+        pair.prompt_id,
+        plain.wall_seconds,
+        plain.cpu_seconds,
+        len(plain.tokens),
+        run.wall_seconds,
+        run.cpu_seconds,
+        len(run.tokens),
+        tuple((s.drafted, s.accepted) for s in run.steps),
+        sum(s.draft_seconds for s in run.steps),
+        sum(s.verify_seconds for s in run.steps),
+    )
+
+
+def survey_of(
+    plain: Sequence[Run],
+    runs: dict[str, list[tuple[Run, list]]],
+    alone: float,
+    verify: Sequence[float],
+    configurations: Sequence[Configuration],
+    make_rule: Callable[[Configuration], DraftLength],
+) -> Survey:
+    """From plain runs, each draft's runs at the longest K, and timed passes of each width.
+
+    Widths are timed on one prompt, so they count as ratios to a plain step there; times are those of the runs.
+    """
+    middle = statistics.median
+    target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
+    ratios = [seconds / alone for seconds in verify]
+    drafts, rollback, predicted = {}, {}, {}
+    costs: dict[str, Costs] = {}
+    outputs: dict[str, list[list[Place]]] = {}
+    for draft, pairs in runs.items():
+        steps = [s for run, _ in pairs for s in run.steps]
+        speculative = [s for s in steps if s.drafted]
+        count = sum(s.drafted for s in speculative)
+        draft_step = sum(s.draft_seconds for s in steps) / count if count else 0.0
+        commit = middle(s.commit_seconds for s in speculative) if speculative else 0.0
+        costs[draft] = Costs(target_step, draft_step, tuple(r * target_step for r in ratios), commit)
+        outputs[draft] = [places(run.steps, rows) for run, rows in pairs]
+        positions = range(max((s.drafted for s in steps), default=0))
+        drafts[draft] = DraftSurvey(
+            [sum(s.drafted > i for s in steps) for i in positions],
+            [sum(s.accepted > i for s in steps) for i in positions],
+            draft_step / target_step,
+        )
+        rollback[draft] = commit / target_step
+    for configuration in configurations:
+        if configuration.plain:
+            predicted[configuration] = 1.0
+        elif not configuration.segments:
+            rule = make_rule(configuration)
+            predicted[configuration] = play(outputs[configuration.draft], costs[configuration.draft], rule)[1]
+    return Survey(target_step, ratios, rollback, drafts, predicted)
