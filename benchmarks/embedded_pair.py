@@ -10,38 +10,32 @@ prints the load average.
 import argparse
 import json
 import os
+import statistics
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from hybridspec import embedded
-from hybridspec.decoder import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
-from hybridspec.tuning.cost_model import ideal_speedup, measure_costs
-from hybridspec.tuning.trial import PreparedPrompt
+from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.cost_model import measure_verify
+from hybridspec.tuning.measurement import measurement_of
+from hybridspec.tuning.torch_backend import sample_of
+from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
 from hybridspec.tuning.workloads import choose_prompts, find_workload
 
 GENERATE = "generate"
 
 
-@dataclass
-class Sample:
-    """One way of decoding one prompt once."""
-
-    way: str
-    seconds_per_token: float
-    cpu_seconds_per_token: float
-
-
-def transformers_generate(runner: TargetRunner, tokens: list[int], new: int) -> tuple[Sample, list[int]]:
-    """Greedy ``generate`` of transformers with its own cache; time per token between one new token and ``new``."""
+def transformers_generate(runner: TargetRunner, tokens: list[int], new: int) -> tuple[float, float, list[int]]:
+    """Greedy ``generate`` of transformers with its own cache: wall and CPU seconds of its new tokens, prefill taken
+    off, and the tokens.
+    """
     ids = torch.tensor([tokens])
     times = []
     for count in (1, new):
@@ -52,16 +46,9 @@ def transformers_generate(runner: TargetRunner, tokens: list[int], new: int) -> 
         times.append((time.perf_counter() - wall, time.process_time() - cpu))
     generated = output[0, len(tokens) :].tolist()
     (wall_1, cpu_1), (wall_n, cpu_n) = times
-    steps = max(1, len(generated) - 1)
-    return Sample(GENERATE, (wall_n - wall_1) / steps, (cpu_n - cpu_1) / steps), generated
-
-
-def bootstrap(ratios_over: np.ndarray, ratios_under: np.ndarray) -> tuple[float, float]:
-    rng = np.random.default_rng(0)
-    chosen = rng.integers(0, len(ratios_over), (2000, len(ratios_over)))
-    samples = ratios_over[chosen].sum(1) / ratios_under[chosen].sum(1)
-    low, high = np.quantile(samples, [0.05, 0.95])
-    return float(low), float(high)
+    # Its first token comes with the prefill, which is taken off.
+    scale = len(generated) / max(1, len(generated) - 1)
+    return (wall_n - wall_1) * scale, (cpu_n - cpu_1) * scale, generated
 
 
 def main() -> None:
@@ -94,67 +81,58 @@ def main() -> None:
 
 def measure(runner: TargetRunner, draft: SameArchitectureDraft, name: str, arguments: argparse.Namespace) -> dict:
     samples: dict[str, list[Sample]] = {}
-    steps: dict[int, Statistics] = {k: Statistics() for k in arguments.k}
-    mismatches = costs = None
+    mismatches = 0
+    verify: list[float] = []
+    plain_step = 0.0
     for number, prompt in enumerate(choose_prompts(find_workload(name).prompts, arguments.prompts)):
         tokens = runner.encode(prompt.text)
         with PreparedPrompt(runner, draft, prompt.id, tokens, Sampling(), 0) as prepared:
-            costs = costs or measure_costs(prepared, max(arguments.k), repeats=7)
+            if not verify:
+                plain_step, verify = measure_verify(prepared, max(arguments.k), repeats=7)
             for repeat in range(arguments.repeats):
                 ways = [GENERATE, 0, *arguments.k]
                 if (number + repeat) % 2:
                     ways.reverse()
-                outputs = {}
+                runs: dict[object, Run] = {}
                 for way in ways:
                     if way == GENERATE:
-                        sample, outputs[way] = transformers_generate(runner, tokens, arguments.new_tokens)
+                        wall, cpu, generated = transformers_generate(runner, tokens, arguments.new_tokens)
+                        runs[way] = Run(generated, [], wall, cpu)
                     else:
-                        run = prepared.run(way, arguments.new_tokens)
-                        outputs[way] = run.tokens
-                        count = len(run.tokens)
-                        sample = Sample(f"K = {way}", run.wall_seconds / count, run.cpu_seconds / count)
-                        if way:
-                            steps[way].steps += run.steps
-                    samples.setdefault(sample.way, []).append(sample)
-                mismatches = (mismatches or 0) + sum(o != outputs[0] for o in outputs.values())
-    plain = {
-        c: np.array([getattr(s, c) for s in samples["K = 0"]]) for c in ("seconds_per_token", "cpu_seconds_per_token")
-    }
+                        runs[way] = prepared.run(way, arguments.new_tokens)
+                mismatches += sum(run.tokens != runs[0].tokens for run in runs.values())
+                for way, run in runs.items():
+                    label = way if way == GENERATE else f"K = {way}"
+                    samples.setdefault(label, []).append(sample_of(Pair(prompt.id, runs[0], run)))
     ways = {}
     for way, rows in samples.items():
-        wall, cpu = (np.array([getattr(s, c) for s in rows]) for c in plain)
-        k = int(way.removeprefix("K = ")) if way != GENERATE else None
-        tau = steps[k].acceptance_length if k else None
-        ideal = ideal_speedup(tau, costs, k) if k else None
-        speedup = float(plain["seconds_per_token"].sum() / wall.sum())
+        m = measurement_of(rows)
+        speculative = bool(m.acceptance_rate)
         ways[way] = {
-            "median_milliseconds_per_token": float(np.median(wall) * 1e3),
-            "speedup": speedup,
-            "interval_90": bootstrap(plain["seconds_per_token"], wall),
-            "cpu_speedup": float(plain["cpu_seconds_per_token"].sum() / cpu.sum()),
-            "acceptance_rate": steps[k].acceptance_rate if k else None,
-            "acceptance_length": tau,
-            "ideal_speedup": ideal,
-            "efficiency": speedup / ideal if ideal else None,
+            "median_milliseconds_per_token": statistics.median(s.seconds / s.tokens for s in rows) * 1e3,
+            "speedup": m.speedup,
+            "interval_90": m.interval,
+            "cpu_speedup": m.cpu_speedup,
+            "acceptance_rate": m.acceptance_rate,
+            "acceptance_length": m.acceptance_length if speculative else None,
+            "draft_cost": m.draft_cost,
+            "ideal_speedup": m.ideal_speedup if speculative else None,
+            "efficiency": m.efficiency if speculative else None,
         }
     return {
         "ways": ways,
         "outputs_that_differ": mismatches,
-        "c": costs.draft_ratio,
-        "v": {k: costs.verify_ratio(k) for k in arguments.k},
-        "rollback_ratio": costs.rollback / costs.target_step,
-        "costs": asdict(costs),
+        "v": {k: verify[k] / plain_step for k in arguments.k},
+        "plain_step_seconds": plain_step,
     }
 
 
 def workload_table(name: str, result: dict) -> Table:
     v = ", ".join(f"v({k}) {ratio:.2f}" for k, ratio in result["v"].items())
     table = Table(
-        title=f"{name}: c {result['c']:.3f}, rollback {result['rollback_ratio']:.3f}, {v}; "
-        f"outputs that differ from plain: {result['outputs_that_differ']}",
-        title_justify="left",
+        title=f"{name}: {v}; outputs that differ from plain: {result['outputs_that_differ']}", title_justify="left"
     )
-    headings = ("", "ms/token", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau", "ideal", "efficiency")
+    headings = ("", "ms/token", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau", "c", "ideal", "efficiency")
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
     for way, row in sorted(result["ways"].items(), key=lambda item: (item[0] != GENERATE, item[0])):
@@ -166,6 +144,7 @@ def workload_table(name: str, result: dict) -> Table:
             f"{row['cpu_speedup']:.2f}",
             cell("acceptance_rate", "{:.0%}"),
             cell("acceptance_length", "{:.2f}"),
+            cell("draft_cost", "{:.3f}"),
             cell("ideal_speedup", "{:.2f}"),
             cell("efficiency", "{:.0%}"),
         )

@@ -1,98 +1,105 @@
 """The study of one workload on a tiny pair: what it measures, how it resumes, and that an interrupt loses nothing."""
 
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import hybridspec.tuning.study as study_module
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.errors import HybridspecError, InputError
+from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
-from hybridspec.tuning.cost_model import Costs, acceptance_length, ideal_speedup, predicted_speedup
-from hybridspec.tuning.profile import build_profile, write_profile
-from hybridspec.tuning.study import Settings, WorkloadStudy, open_storage
-from hybridspec.tuning.trial import Pair, Run, speedup, speedup_interval
-from hybridspec.tuning.workloads import Prompt, Workload
+from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
+from hybridspec.tuning.profile import build_profile, read_profile, write_profile
+from hybridspec.tuning.storage import open_storage
+from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
+from hybridspec.tuning.torch_backend import EncodedPrompt, TorchBackend
 from tests.tiny import tiny_model
 
-WORKLOAD = Workload("tiny", (Prompt("p0", "5 6 7 8"), Prompt("p1", "9 10 11")))
-SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=8, trials=4)
-
-
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split()]
+PROMPTS = (EncodedPrompt("p0", [5, 6, 7, 8]), EncodedPrompt("p1", [9, 10, 11]))
+SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=8, trials=10, seconds=None, keep_going=True)
+SPACE = search_space(["self"], [], 3)
 
 
 @pytest.fixture
-def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[TargetRunner, SameArchitectureDraft]:
-    monkeypatch.setattr(TargetRunner, "encode", lambda self, text: numbers(text))
-    return TargetRunner(tiny_model()), SameArchitectureDraft(TargetRunner(tiny_model()))
+def target() -> TargetRunner:
+    return TargetRunner(tiny_model())
 
 
-def make_study(pair: tuple[TargetRunner, SameArchitectureDraft], out: Path, **changes: object) -> WorkloadStudy:
-    settings = Settings(**{**vars(SETTINGS), **changes})
-    return WorkloadStudy(*pair, WORKLOAD, settings, open_storage(out), "tiny pair")
+def make_study(target: TargetRunner, out: Path, **changes: object) -> WorkloadStudy:
+    settings = dataclasses.replace(SETTINGS, **changes)
+    bench = Bench(target, drafts={"self": SameArchitectureDraft(target)})
+    backend = TorchBackend(bench, PROMPTS, longest=settings.longest, max_new_tokens=settings.max_new_tokens)
+    return WorkloadStudy("tiny", backend, SPACE, settings, open_storage(out), "tiny pair")
 
 
-def test_every_draft_length_is_measured_once_and_self_draft_is_always_accepted(pair: tuple, tmp_path: Path) -> None:
-    result = make_study(pair, tmp_path).run()
-    assert sorted(result.measurements) == [0, 1, 2, 3]
-    assert result.complete
-    for k, measurement in result.measurements.items():
-        assert measurement.acceptance_rate == (1.0 if k else None)
+def test_every_configuration_is_measured_once_and_self_draft_is_always_accepted(
+    target: TargetRunner, tmp_path: Path
+) -> None:
+    result = make_study(target, tmp_path).run()
+    assert set(result.samples) | set(result.pruned) == set(SPACE) - {PLAIN}
+    assert result.stopped == "every configuration was measured"
+    for configuration, measurement in result.measurements.items():
+        assert measurement.acceptance_rate == 1.0
         assert measurement.interval[0] <= measurement.speedup <= measurement.interval[1]
         assert measurement.tokens == 16
-    assert set(result.predicted) == {0, 1, 2, 3}
+        assert max(d for s in result.samples[configuration] for d, _ in s.steps) <= int(configuration.length)
+    assert set(result.survey.predicted) == set(SPACE)
+    assert result.survey.drafts["self"].accepted == result.survey.drafts["self"].drafted
 
 
-def test_second_run_measures_nothing_again(pair: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = make_study(pair, tmp_path).run()
+def test_second_run_measures_nothing_again(
+    target: TargetRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_study(target, tmp_path).run()
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(study_module, "measure_pair", refuse)
-    assert make_study(pair, tmp_path).run() == first
+    monkeypatch.setattr(TorchBackend, "measure", refuse)
+    monkeypatch.setattr(TorchBackend, "survey", refuse)
+    assert make_study(target, tmp_path).run() == first
 
 
 def test_interrupt_keeps_what_was_measured_and_the_next_run_goes_on(
-    pair: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: TargetRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = study_module.measure_pair, []
+    real, calls = TorchBackend.measure, []
 
-    def interrupted(*arguments: object, **options: object) -> Pair:
-        calls.append(1)
-        if len(calls) == 4:  # the second prompt of the second trial
-            raise KeyboardInterrupt
-        return real(*arguments, **options)
+    def interrupted(self: TorchBackend, configuration: Configuration, on_sample: Callable) -> list[Sample]:
+        calls.append(configuration)
 
-    monkeypatch.setattr(study_module, "measure_pair", interrupted)
-    study = make_study(pair, tmp_path)
+        def stop(index: int, sample: Sample) -> None:
+            if len(calls) == 2 and index == 1:
+                raise KeyboardInterrupt
+            on_sample(index, sample)
+
+        return real(self, configuration, stop)
+
+    monkeypatch.setattr(TorchBackend, "measure", interrupted)
+    study = make_study(target, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         study.run()
-    kept = study.result().measurements
-    assert len(kept) == 1
-    assert not study.result().complete
-    monkeypatch.setattr(study_module, "measure_pair", real)
-    resumed = make_study(pair, tmp_path).run()
-    assert len(resumed.measurements) == 4
-    assert all(resumed.measurements[k] == m for k, m in kept.items())
+    kept = study.result().samples
+    assert len(kept) + len(study.result().pruned) == 1
+    assert study.result().stopped is None
+    monkeypatch.setattr(TorchBackend, "measure", real)
+    resumed = make_study(target, tmp_path).run()
+    assert len(resumed.samples) + len(resumed.pruned) == 3
+    assert all(resumed.samples[c] == s for c, s in kept.items())
 
 
-def test_a_killed_process_does_not_block_the_next(pair: tuple, tmp_path: Path) -> None:
-    study = make_study(pair, tmp_path)
-    study.study.ask()
-    assert sorted(make_study(pair, tmp_path).run().measurements) == [0, 1, 2, 3]
-
-
-def test_other_settings_are_another_study(pair: tuple, tmp_path: Path) -> None:
-    make_study(pair, tmp_path).run()
-    assert make_study(pair, tmp_path, max_new_tokens=6).result().measurements == {}
-
-
-def test_a_prompt_beyond_the_context_is_named_before_anything_runs(pair: tuple, tmp_path: Path) -> None:
-    with pytest.raises(HybridspecError, match="workload tiny, prompt p0"):
-        make_study(pair, tmp_path, max_new_tokens=10**6).check()
+def test_other_settings_are_another_study(target: TargetRunner, tmp_path: Path) -> None:
+    make_study(target, tmp_path).run()
+    assert make_study(target, tmp_path, max_new_tokens=6).result().survey is None
+    assert make_study(target, tmp_path, trials=1).result().survey is not None
 
 
 @pytest.mark.parametrize("change", [{"longest": 0}, {"prompts": 0}, {"max_new_tokens": 1}, {"trials": 0}])
@@ -101,49 +108,198 @@ def test_settings_out_of_range_are_named(change: dict) -> None:
         Settings(**change)
 
 
-def test_profile_round_trip(pair: tuple, tmp_path: Path) -> None:
-    result = make_study(pair, tmp_path).run()
-    target, draft = pair
-    profile = build_profile(target, draft.runner, SETTINGS, [result], threads=1)
-    stale = tmp_path / "speculative-config-tiny.json"
-    stale.write_text("old")
+def test_profile_round_trip_and_merge(target: TargetRunner, tmp_path: Path) -> None:
+    result = make_study(target, tmp_path).run()
+    drafts = {"self": SameArchitectureDraft(target)}
+    profile = build_profile(target, drafts, SETTINGS, [result], threads=1)
     write_profile(profile, tmp_path)
-    assert stale.exists() == bool(result.best_k)
-    assert profile["workloads"]["tiny"]["best_k"] == result.best_k
-    if result.best_k:
-        assert f'"num_speculative_tokens": {result.best_k}' in stale.read_text()
+    assert read_profile(tmp_path) == json.loads(json.dumps(profile))
+    row = read_profile(tmp_path)["workloads"]["tiny"]
+    assert row["acceptance"]["self"]["by_position"] == [1.0, 1.0, 1.0]
+    # Another workload joins, an unfinished repetition of a finished one changes nothing.
+    other = dataclasses.replace(result, name="other")
+    write_profile(build_profile(target, drafts, SETTINGS, [other], threads=1), tmp_path)
+    empty = dataclasses.replace(result, samples={}, measurements={}, pruned=(), stopped=None)
+    write_profile(build_profile(target, drafts, SETTINGS, [empty], threads=1), tmp_path)
+    merged = read_profile(tmp_path)["workloads"]
+    assert set(merged) == {"tiny", "other"}
+    assert merged["tiny"] == row
 
 
-def run_of(tokens: int, seconds: float) -> Run:
-    return Run(list(range(tokens)), [], seconds, seconds)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.update(schema=1), "field schema is 1"),
+        (lambda p: p.pop("target"), "'target' is a required property"),
+        (lambda p: p["workloads"]["tiny"].update(best_k=-1), r"workloads\.tiny\.best_k"),
+        (lambda p: p["workloads"]["tiny"].update(trials={}), r"workloads\.tiny\.trials"),
+    ],
+)
+def test_a_profile_that_does_not_fit_the_schema_is_named(
+    target: TargetRunner, tmp_path: Path, change: Callable[[dict], object], message: str
+) -> None:
+    result = make_study(target, tmp_path, trials=1).run()
+    profile = build_profile(target, {"self": SameArchitectureDraft(target)}, SETTINGS, [result], threads=1)
+    change(profile)
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    with pytest.raises(InputError, match=message):
+        read_profile(tmp_path)
 
 
-def test_speedup_pools_time_per_token() -> None:
-    pairs = [Pair("a", run_of(10, 4.0), run_of(20, 4.0)), Pair("b", run_of(10, 4.0), run_of(20, 4.0))]
-    assert speedup(pairs) == pytest.approx(2.0)
-    assert speedup_interval(pairs) == pytest.approx((2.0, 2.0))
+def test_a_broken_or_missing_profile_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"profile\.json: cannot be read"):
+        read_profile(tmp_path)
+    (tmp_path / "profile.json").write_text("{")
+    with pytest.raises(InputError, match="not JSON"):
+        read_profile(tmp_path)
 
 
-def test_cost_model_by_hand() -> None:
-    costs = Costs(target_step=1.0, draft_step=0.1, verify=(1.0, 1.1, 1.2), rollback=0.05)
-    assert acceptance_length([0.8, 0.6], 2) == pytest.approx(2.4)
-    assert predicted_speedup([0.8, 0.6], costs, 2) == pytest.approx(2.4 / (0.2 + 1.2 + 0.05))
-    assert ideal_speedup(2.4, costs, 2) == pytest.approx(2.4 / 1.4)
-    assert predicted_speedup([0.8, 0.6], costs, 0) == 1.0
-
-
-def test_one_prompt_never_wins() -> None:
-    """A bootstrap over one prompt has no width."""
-    assert speedup_interval([Pair("a", Run([1] * 8, [], 4.0, 4.0), Run([1] * 8, [], 2.0, 2.0))]) == (1.0, 2.0)
-
-
-def test_a_broken_study_file_is_named(pair: tuple, tmp_path: Path) -> None:
+def test_a_broken_study_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database" * 100)
     with pytest.raises(InputError, match=r"study\.db"):
-        make_study(pair, tmp_path)
+        open_storage(tmp_path)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="out"):
         open_storage(tmp_path / "out")
+
+
+class Pretended(Backend):
+    """An engine whose speed-ups are known: what a study makes of them."""
+
+    name = "torch"
+
+    def __init__(self, truth: dict[str, float], predicted: dict[str, float] | None = None, delay: float = 0.0) -> None:
+        self.truth, self.predicted, self.delay = truth, predicted or truth, delay
+        self.measured: list[Configuration] = []
+
+    def survey(self, configurations: list[Configuration], progress: Progress) -> Survey:
+        drafts = {c.draft: DraftSurvey([4], [2], 0.1) for c in configurations if not c.plain}
+        values = {c: 1.0 if c.plain else self.predicted[c.length] for c in configurations}
+        return Survey(1.0, [1.0] * 9, {d: 0.0 for d in drafts}, drafts, values)
+
+    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
+        self.measured.append(configuration)
+        samples = []
+        for i in range(3):
+            time.sleep(self.delay)
+            # Prompts differ, and every run strays a little, always alike.
+            pace = 1 + 0.01 * ((i + int(configuration.length)) % 3 - 1)
+            seconds = 10.0 / self.truth[configuration.length] * pace
+            samples.append(Sample(f"p{i}", 10.0, 10.0, 10, seconds, seconds, 10, ((2, 1),), 0.1, 1.0))
+            on_sample(i, samples[-1])
+        return samples
+
+
+def pretended_study(backend: Backend, out: Path, storage: str | None = None, **changes: object) -> WorkloadStudy:
+    settings = Settings(**({"longest": 4, "trials": 10, "seconds": None} | changes))
+    return WorkloadStudy("known", backend, search_space(["d"], [], 4), settings, open_storage(out, storage), "known")
+
+
+def lengths(backend: Pretended) -> list[str]:
+    return [c.length for c in backend.measured]
+
+
+def test_the_best_predicted_comes_first_and_ends_the_study_when_nothing_else_can_win(tmp_path: Path) -> None:
+    backend = Pretended({"1": 1.2, "2": 1.5, "3": 1.4, "4": 1.3})
+    result = pretended_study(backend, tmp_path).run()
+    assert lengths(backend) == ["2"]
+    assert result.answer.configuration.length == "2"
+    assert result.stopped == "no untried configuration can win by more than 2%"
+
+
+def test_a_wrong_prediction_makes_it_look_further(tmp_path: Path) -> None:
+    """K = 4 was predicted best and came out worst: those that it was preferred to are tried."""
+    backend = Pretended({"1": 1.2, "2": 1.5, "3": 1.4, "4": 0.8}, {"1": 1.2, "2": 1.5, "3": 1.45, "4": 1.6})
+    result = pretended_study(backend, tmp_path).run()
+    assert lengths(backend)[:2] == ["4", "2"]
+    assert result.answer.configuration.length == "2"
+
+
+def test_nothing_pays(tmp_path: Path) -> None:
+    result = pretended_study(Pretended({"1": 0.9, "2": 0.8, "3": 0.7, "4": 0.6}), tmp_path).run()
+    assert result.answer.configuration == PLAIN
+    assert "K=1" in result.answer.reason
+
+
+def test_everything_is_so_slow_that_it_is_abandoned(tmp_path: Path) -> None:
+    result = pretended_study(Pretended({"1": 0.5, "2": 0.5, "3": 0.5, "4": 0.5}), tmp_path).run()
+    assert result.answer.configuration == PLAIN
+    assert "more than 10 % slower" in result.answer.reason
+
+
+def test_limits_end_a_study_and_a_larger_budget_goes_on(tmp_path: Path) -> None:
+    truth = {"1": 1.2, "2": 1.21, "3": 1.22, "4": 1.23}
+    backend = Pretended(truth)
+    result = pretended_study(backend, tmp_path, trials=2, keep_going=True).run()
+    assert result.stopped == "the limit of 2 trials"
+    result = pretended_study(backend, tmp_path, trials=3, keep_going=True).run()
+    assert result.stopped == "the limit of 3 trials"
+    assert lengths(backend) == ["4", "3", "2"]
+    slow = Pretended(truth, delay=0.1)
+    result = pretended_study(slow, tmp_path / "slow", seconds=0.5, keep_going=True).run()
+    assert result.stopped == "the time limit of 0 s" or "time limit" in result.stopped
+    assert 1 <= len(slow.measured) < 4
+
+
+def test_a_hopeless_trial_is_pruned(tmp_path: Path) -> None:
+    backend = Pretended({"1": 1.2, "2": 1.5, "3": 0.7, "4": 0.6})
+    result = pretended_study(backend, tmp_path, keep_going=True).run()
+    assert {c.length for c in result.pruned} == {"1", "3", "4"}
+    assert {c.length for c in result.samples} == {"2"}
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from tests.test_study import Pretended, pretended_study
+truth = {str(k): 1 + 0.1 * k for k in range(1, 5)}
+backend = Pretended(truth, delay=float(sys.argv[2]))
+pretended_study(backend, Path(sys.argv[1]), sys.argv[3] or None, keep_going=True).run()
+print(",".join(c.length for c in backend.measured))
+"""
+
+
+def worker(out: Path, delay: float, storage: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-c", WORKER, str(out), str(delay), storage]
+    root = Path(__file__).resolve().parents[1]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
+
+
+@pytest.mark.parametrize("storage", ["", "journal"])
+def test_two_workers_share_one_study(tmp_path: Path, storage: str) -> None:
+    url = f"journal:{tmp_path / 'journal.log'}" if storage else ""
+    # The survey first, as the command does before it starts others.
+    pretended_study(
+        Pretended({str(k): 1 + 0.1 * k for k in range(1, 5)}), tmp_path, url or None, keep_going=True
+    ).prepare()
+    first, second = worker(tmp_path, 0.5, url), worker(tmp_path, 0.5, url)
+    done = [w.communicate(timeout=120)[0].strip().split(",") for w in (first, second)]
+    assert sorted(filter(None, done[0] + done[1])) == ["1", "2", "3", "4"], "each configuration by one worker"
+    result = pretended_study(Pretended({}), tmp_path, url or None, keep_going=True).result()
+    assert len(result.samples) + len(result.pruned) == 4
+
+
+def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    """kill -9 in the middle of a trial: none that had finished is lost, none is repeated."""
+    process = worker(tmp_path, 0.4)
+    truth = {str(k): 1 + 0.1 * k for k in range(1, 5)}
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        time.sleep(0.3)
+        if (tmp_path / "study.db").exists():
+            study = pretended_study(Pretended(truth), tmp_path, keep_going=True)
+            if len(study.result().samples) + len(study.result().pruned) >= 1:
+                break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = study.result()
+    backend = Pretended(truth)
+    resumed = pretended_study(backend, tmp_path, keep_going=True).run()
+    before = {*kept.samples, *kept.pruned}
+    assert before
+    assert len({*resumed.samples, *resumed.pruned}) == 4
+    assert not before & set(backend.measured)
+    assert all(resumed.samples[c] == s for c, s in kept.samples.items())

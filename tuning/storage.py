@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError
 
 from hybridspec.errors import InputError
 
@@ -40,11 +40,23 @@ def open_storage(out: Path, url: str | None = None) -> BaseStorage:
             return optuna.storages.JournalStorage(file)
         # Several processes may write: wait for each other instead of failing.
         options = {"connect_args": {"timeout": 60}} if where.startswith("sqlite") else {}
-        return optuna.storages.RDBStorage(where, engine_kwargs=options)
+        return _database(where, options)
     except (DatabaseError, OperationalError, ArgumentError, optuna.exceptions.StorageInternalError) as error:
         raise InputError(f"{where.removeprefix('sqlite:///')}: not a readable Optuna study ({error}).{HINT}") from error
     except (OSError, ImportError, ValueError) as error:
         raise InputError(f"{where}: cannot be opened as an Optuna storage: {error}") from error
+
+
+def _database(where: str, options: dict, tries: int = 20) -> BaseStorage:
+    """Two processes that make the tables of a new file at once trip over each other: the later one looks again."""
+    for left in reversed(range(tries)):
+        try:
+            return optuna.storages.RDBStorage(where, engine_kwargs=options)
+        except (OperationalError, IntegrityError) as error:
+            if not left or not any(words in str(error) for words in ("already exists", "locked", "UNIQUE")):
+                raise
+            time.sleep(0.1)
+    raise AssertionError("unreachable")
 
 
 HINT = " Move it away, or choose another --out."

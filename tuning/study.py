@@ -87,6 +87,10 @@ class WorkloadResult:
 
     @property
     def answer(self) -> Answer | None:
+        """None as long as nothing was measured."""
+        if not self.samples and self.pruned:
+            labels = ", ".join(c.label for c in self.pruned)
+            return Answer(PLAIN, f"all that was tried was more than 10 % slower on each of the first prompts: {labels}")
         return decide(self.samples)
 
     @property
