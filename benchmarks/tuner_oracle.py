@@ -1,0 +1,172 @@
+"""The tuner against an exhaustive grid: how much speed-up its answers lose, and how much measuring they save.
+
+    python benchmarks/tuner_oracle.py --json oracle.json
+
+The grid measures every configuration of the tuner's space on the same prompts, all of them in each interleaved round;
+the best of it is the oracle. Regret: the oracle's speed-up over the grid's speed-up of the tuner's answer, minus 1. The
+grid's own best is partly luck, so its winner is chosen on half of the rounds and judged, like the tuner's answer, on
+the other half. Time is the seconds that the models ran, prefill left out on both sides. The tuner runs first, in a
+storage of its own.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hybridspec import embedded
+from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.configuration import Configuration
+from hybridspec.tuning.decision import ratio, samples_table
+from hybridspec.tuning.run import EMBEDDED_DRAFTS, LENGTHS, TuneRequest, Tuning
+from hybridspec.tuning.study import Settings, WorkloadStudy
+from hybridspec.tuning.torch_backend import TorchBackend, sample_of
+from hybridspec.tuning.trial import Contender, PreparedPrompt, measure_round
+
+
+def grid(study: WorkloadStudy, rounds: int, seed: int) -> list[dict[Configuration, list[Sample]]]:
+    """Every configuration of the study's space on its prompts; one dictionary of samples for each round."""
+    backend: TorchBackend = study.backend
+    bench, order = backend.bench, random.Random(seed)
+    configurations = [c for c in study.space if not c.plain]
+    rules = [bench.length(c) for c in configurations]
+    found = []
+    with ExitStack() as stack:
+        opened = {
+            (spec, i): stack.enter_context(
+                PreparedPrompt(bench.target, draft, p.id, p.tokens, backend.sampling, backend.seed + i)
+            )
+            for i, p in enumerate(backend.prompts)
+            for spec, draft in [("", None), *((c.draft, bench.draft(c.draft)) for c in configurations)]
+        }
+        for _ in range(rounds):
+            samples: dict[Configuration, list[Sample]] = {c: [] for c in configurations}
+            for i in range(len(backend.prompts)):
+                contenders = [
+                    Contender(opened[c.draft, i], rule, bench.segments(c), c.verification)
+                    for c, rule in zip(configurations, rules, strict=True)
+                ]
+                pairs = measure_round(opened["", i], contenders, backend.max_new_tokens, order)
+                for c, pair in zip(configurations, pairs, strict=True):
+                    samples[c].append(sample_of(pair))
+            found.append(samples)
+    return found
+
+
+def pooled(rounds: Sequence[dict[Configuration, list[Sample]]]) -> dict[Configuration, float]:
+    return {c: float(ratio(samples_table([s for r in rounds for s in r[c]]))) for c in rounds[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", help="embedded workload or file; default: all embedded ones")
+    parser.add_argument("--draft", action="append", help=f"default: {', '.join(EMBEDDED_DRAFTS)}")
+    parser.add_argument("--length", action="append", help=f"default: {', '.join(LENGTHS)}")
+    parser.add_argument("--max-k", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of the grid; at least 2")
+    parser.add_argument("--seconds", type=float, default=20.0, help="the tuner's time limit per workload")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    arguments = parser.parse_args()
+    if arguments.rounds < 2:
+        parser.error("--rounds: the grid's winner is chosen on one half and judged on the other, so at least 2")
+    console = Console(width=None if Console().is_terminal else 130)
+    console.print(f"load average {os.getloadavg()[0]:.1f} at the start")
+    settings = Settings(
+        longest=arguments.max_k,
+        prompts=arguments.prompts,
+        max_new_tokens=arguments.new_tokens,
+        seconds=arguments.seconds,
+    )
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        request = TuneRequest(
+            drafts=tuple(arguments.draft or EMBEDDED_DRAFTS),
+            lengths=tuple(arguments.length or LENGTHS),
+            workloads=tuple(arguments.workload or embedded.workload_files()),
+            out=Path(folder),
+            settings=settings,
+        )
+        for study in Tuning(request).studies:
+            begun = time.perf_counter()
+            result = study.run()
+            tuned_seconds = time.perf_counter() - begun
+            begun = time.perf_counter()
+            rounds = grid(study, arguments.rounds, seed=1)
+            grid_seconds = (time.perf_counter() - begun) / arguments.rounds
+            half = len(rounds) // 2
+            chosen_on, judged_on = pooled(rounds[:half]), pooled(rounds[half:])
+            oracle = max(chosen_on, key=chosen_on.get)
+            answer = result.answer.configuration
+            values = {**judged_on, **{c: 1.0 for c in study.space if c.plain}}
+            best = values[oracle] if chosen_on[oracle] > 1.0 else 1.0
+            rows.append(
+                {
+                    "workload": study.name,
+                    "answer": answer.label,
+                    "oracle": oracle.label if chosen_on[oracle] > 1.0 else "plain decoding",
+                    "speedup_of_answer": values[answer],
+                    "speedup_of_oracle": best,
+                    "regret": best / values[answer] - 1,
+                    "tuner_seconds": tuned_seconds,
+                    "grid_seconds": grid_seconds,
+                    "time_share": tuned_seconds / grid_seconds,
+                    "trials": len(result.samples) + len(result.pruned),
+                    "configurations": len(study.space) - 1,
+                    "stopped": result.stopped,
+                    "prediction_errors": {c.label: e for c, e in result.prediction_errors.items()},
+                    "errors_against_grid": {
+                        c.label: result.survey.predicted[c] / v - 1
+                        for c, v in pooled(rounds).items()
+                        if c in result.survey.predicted
+                    },
+                }
+            )
+            console.print(table(rows[-1:]))
+    console.print(table(rows))
+    errors = [abs(e) for row in rows for e in row["errors_against_grid"].values()]
+    console.print(
+        f"median regret {statistics.median(r['regret'] for r in rows):.1%}; measuring time "
+        f"{sum(r['tuner_seconds'] for r in rows) / sum(r['grid_seconds'] for r in rows):.0%} of one round of the grid; "
+        f"cost model's median absolute error against the grid {statistics.median(errors):.1%}; "
+        f"load average {os.getloadavg()[0]:.1f} at the end"
+    )
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps({"settings": dataclasses.asdict(settings), "workloads": rows}, indent=2) + "\n"
+        )
+
+
+def table(rows: Sequence[dict]) -> Table:
+    shown = Table()
+    for heading in ("workload", "tuner's answer", "grid's best"):
+        shown.add_column(heading, overflow="fold")
+    for heading in ("answer's speed-up", "best speed-up", "regret", "trials", "time share"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(
+            row["workload"],
+            row["answer"],
+            row["oracle"],
+            f"{row['speedup_of_answer']:.2f}",
+            f"{row['speedup_of_oracle']:.2f}",
+            f"{row['regret']:.1%}",
+            f"{row['trials']} of {row['configurations']}",
+            f"{row['time_share']:.0%}",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    main()
