@@ -5,9 +5,9 @@
 The stream is the prompts of one embedded workload, then those of another. A rule is made once for each repetition and
 lives through the whole stream: it has to learn in the first half and to notice the second. Each prompt is prefilled
 once; then plain decoding, every fixed K and every rule run on it in turn, in an order that rotates from prompt to
-prompt. A ratio to the best fixed K is paired by prompt and repetition, with a 90 % bootstrap interval; the best K of a
-half is picked afterwards by CPU time, so the best of several noisy numbers flatters it a little. CPU time is the
-steadier clock where a machine is shared.
+prompt. Ctrl-C ends it with the prompts that are done. A ratio to the best fixed K is paired by prompt and repetition,
+with a 90 % bootstrap interval; the best K of a half is picked afterwards by CPU time, so the best of several noisy
+numbers flatters it a little. CPU time is the steadier clock where a machine is shared.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", default="json", help="workload of the first half: an embedded one or a file")
     parser.add_argument("--second", default="prose", help="workload of the second half")
     parser.add_argument("--draft", default=embedded.DEFAULT_DRAFT, choices=list(embedded.DRAFTS))
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8], help="fixed lengths")
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], help="fixed lengths")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help="for example svip:threshold=0.2,longest=8")
     parser.add_argument("--prompts", type=int, default=6, help="of each half")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -89,15 +89,19 @@ def run_stream(
     stream = [(half, prompt) for half, chosen in prompts.items() for prompt in chosen]
     rules: dict[str, DraftLength] = {}
     todo = [(repeat, at) for repeat in range(options.repeats) for at in range(len(stream))]
-    for turn, (_, at) in enumerate(track(todo, "prompts", console=console, disable=not console.is_terminal)):
-        if at == 0:
-            rules = {name: make_length(name) for name in names}
-        half, prompt = stream[at]
-        with PreparedPrompt(target, draft, prompt.id, target.encode(prompt.text), Sampling(), 0) as prepared:
+    try:
+        for turn, (_, at) in enumerate(track(todo, "prompts", console=console, disable=not console.is_terminal)):
+            if at == 0:
+                rules = {name: make_length(name) for name in names}
+            half, prompt = stream[at]
             first = 5 * turn % len(names)
-            for name in names[first:] + names[:first]:
-                halves[half][name].append(prepared.run(rules[name], options.new_tokens))
-    return halves
+            with PreparedPrompt(target, draft, prompt.id, target.encode(prompt.text), Sampling(), 0) as prepared:
+                runs = {name: prepared.run(rules[name], options.new_tokens) for name in names[first:] + names[:first]}
+            for name, run in runs.items():
+                halves[half][name].append(run)
+    except KeyboardInterrupt:
+        console.print(f"interrupted after {turn} of {len(todo)} prompts; what follows is about those")
+    return {half: runs for half, runs in halves.items() if runs[PLAIN]}
 
 
 def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
