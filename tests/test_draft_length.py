@@ -99,9 +99,9 @@ def test_acceptance_is_the_faded_share_of_steps_that_got_that_far(
     assert estimate.by_position() == pytest.approx(expected)
 
 
-def test_acceptance_is_right_though_k_varies_with_what_it_should_not_be_mixed_with() -> None:
-    """Easy texts are drafted long and hard ones short. Unconditional shares among steps that drafted two would say that
-    the second position is accepted in 9 of 10; of all steps whose first was accepted, it is in 9 of 10 as well."""
+def test_acceptance_is_not_misled_by_lengths_that_vary() -> None:
+    """Easy texts were drafted long and hard ones short. Of the steps that drafted two tokens 9 in 10 kept both, but only
+    half of all steps would get that far."""
     estimate = AcceptanceEstimate(2, 1e9, prior=0.5, weight=1e-9)
     for _ in range(9):
         estimate.observe(2, 2)
