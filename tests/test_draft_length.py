@@ -100,8 +100,9 @@ def test_acceptance_is_the_faded_share_of_steps_that_got_that_far(
 
 
 def test_acceptance_is_not_misled_by_lengths_that_vary() -> None:
-    """Easy texts were drafted long and hard ones short. Of the steps that drafted two tokens 9 in 10 kept both, but only
-    half of all steps would get that far."""
+    """Easy texts were drafted long and hard ones short: steps that drafted two tokens kept both in 9 of 10, but of all
+    steps only half would get that far.
+    """
     estimate = AcceptanceEstimate(2, 1e9, prior=0.5, weight=1e-9)
     for _ in range(9):
         estimate.observe(2, 2)
