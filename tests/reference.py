@@ -244,3 +244,86 @@ def warped(logits: Tensor, temperature: float = 1.0, top_k: int | None = None, t
     result = np.zeros_like(probabilities)
     result[kept] = probabilities[kept] / probabilities[kept].sum()
     return result
+
+
+class Drafted(NamedTuple):
+    """A step as a draft-length rule sees it: counts, and seconds of its parts."""
+
+    drafted: int
+    accepted: int
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+
+
+def entropy(probabilities: list[float]) -> float:
+    """In nats."""
+    return -sum(q * np.log(q) for q in probabilities if q > 0)
+
+
+def acceptance_by_position(steps: list[Drafted], longest: int, fade: float, prior: float, weight: float) -> list[float]:
+    """P(position j accepted) as a product of conditional shares, each with ``weight`` steps of the share before."""
+    drafting = [step for step in steps if step.drafted]
+    rates, before, product = [], prior, 1.0
+    for j in range(1, longest + 1):
+        seen = accepted = 0.0
+        for age, step in enumerate(reversed(drafting)):
+            if step.drafted >= j and step.accepted >= j - 1:
+                seen += fade**age
+                accepted += fade**age * (step.accepted >= j)
+        before = (accepted + weight * before) / (seen + weight)
+        product *= before
+        rates.append(product)
+    return rates
+
+
+def seconds_by_length(times: list[tuple[int, float]], longest: int, window: int, origin: float) -> list[float]:
+    """Medians of the last 16 times of each length among the last ``window``, each mixed with a line worth 4 times."""
+    recent = times[-window:]
+    medians, counts = {}, {}
+    for length in {length for length, _ in recent}:
+        own = [seconds for other, seconds in recent if other == length][-16:]
+        medians[length], counts[length] = float(np.median(own)), len(own)
+    lengths = sorted(medians)
+    y, weights = np.array([medians[k] for k in lengths]), np.array([counts[k] for k in lengths])
+    one = len(lengths) == 1
+    slope = max(0.0, (y[0] - origin) / lengths[0] if one else np.polyfit(lengths, y, 1, w=np.sqrt(weights))[0])
+    start = np.average(y, weights=weights) - slope * np.average(lengths, weights=weights)
+    mixed = []
+    for k in range(1, longest + 1):
+        count = counts.get(k, 0)
+        mixed.append((count * medians.get(k, 0.0) + 4 * (start + slope * k)) / (count + 4))
+    return mixed
+
+
+def seconds_of_steps(steps: list[Drafted], longest: int, window: int, by_position: list[float]) -> list[float]:
+    """Of a step that drafts 0 to ``longest`` tokens: draft, verify pass, commit weighted by the chance of a rollback.
+
+    Draft times right after a step without drafted tokens do not count.
+    """
+    plain = [step.verify_seconds + step.commit_seconds for step in steps if not step.drafted][-16:]
+    drafting = [step for step in steps if step.drafted]
+    whole = [step.commit_seconds for step in drafting if step.accepted == step.drafted][-16:]
+    partial = [step.commit_seconds for step in drafting if step.accepted < step.drafted][-16:]
+    untroubled = [s for i, s in enumerate(steps) if s.drafted and (i == 0 or steps[i - 1].drafted)]
+    start = float(np.median(plain)) if plain else 0.0
+    verify = seconds_by_length([(s.drafted, s.verify_seconds) for s in drafting], longest, window, start)
+    draft = seconds_by_length([(s.drafted, s.draft_seconds) for s in untroubled], longest, window, 0.0)
+    all_kept, some_kept = float(np.median(whole or partial)), float(np.median(partial or whole))
+    commit = [kept * all_kept + (1 - kept) * some_kept for kept in by_position]
+    first = start if plain else verify[0] + all_kept
+    return [first, *(sum(parts) for parts in zip(draft, verify, commit, strict=True))]
+
+
+def confidence_bounds(
+    steps: list[tuple[int, Drafted]], arms: list[int], exploration: float, discount: float
+) -> list[float]:
+    """Score of each arm after ``(arm, step)`` pairs, by the formula: discounted UCB on tokens per second."""
+    tokens, seconds, counts = (dict.fromkeys(arms, 0.0) for _ in range(3))
+    for age, (arm, step) in enumerate(reversed(steps)):
+        tokens[arm] += discount**age * (1 + step.accepted)
+        seconds[arm] += discount**age * (step.draft_seconds + step.verify_seconds + step.commit_seconds)
+        counts[arm] += discount**age
+    rates = {arm: tokens[arm] / seconds[arm] for arm in arms}
+    explored = np.log(max(1.0, sum(counts.values())))
+    return [rates[arm] / max(rates.values()) + exploration * np.sqrt(explored / counts[arm]) for arm in arms]

@@ -15,6 +15,8 @@ from torch import Tensor
 from hybridspec import acceptance
 from hybridspec.acceptance import Verdict
 from hybridspec.decoder import Statistics, decode
+from hybridspec.drafts.length import DraftLength
+from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
@@ -56,7 +58,7 @@ def exact(target: TargetRunner, sampling: Sampling) -> np.ndarray:
     return np.stack([first[token] * following([*PROMPT, token]) for token in range(VOCABULARY)])
 
 
-def counted(pair: Pair, sampling: Sampling, k: int, statistics: Statistics | None = None) -> np.ndarray:
+def counted(pair: Pair, sampling: Sampling, k: int | DraftLength, statistics: Statistics | None = None) -> np.ndarray:
     target, draft = pair
     generator = torch.Generator().manual_seed(99)
     counts = np.zeros((VOCABULARY, VOCABULARY))
@@ -78,6 +80,16 @@ def test_generated_tokens_follow_the_target(pair: Pair, name: str) -> None:
     assert 0.1 < statistics.acceptance_rate < 0.9, "one of the two ways was hardly ever taken"
     assert p_value(counts.sum(1), probabilities.sum(1)) > FALSE_ALARM, "first token"
     assert p_value(counts, probabilities) > FALSE_ALARM, "first two tokens"
+
+
+@pytest.mark.parametrize("rule", ["svip:threshold=0.52", "expected-gain:longest=2"])
+def test_a_rule_does_not_change_the_distribution(pair: Pair, rule: str) -> None:
+    statistics = Statistics()
+    sampling = SAMPLINGS["temperature 1"]
+    counts = counted(pair, sampling, make_length(rule), statistics)
+    assert 0.1 < statistics.acceptance_rate < 0.9, "one of the two ways was hardly ever taken"
+    assert len({step.drafted for step in statistics.steps}) > 1, "all blocks were of one length"
+    assert p_value(counts, exact(pair[0], sampling)) > FALSE_ALARM
 
 
 def test_plain_sampling_follows_the_target(pair: Pair) -> None:

@@ -1,0 +1,174 @@
+"""Draft-length rules on a stream whose predictability changes half-way, against the best fixed K of each half.
+
+    python benchmarks/draft_length.py
+
+The stream is the prompts of one embedded workload, then those of another. A rule is made once for each repetition and
+lives through the whole stream: it has to learn in the first half and to notice the second. Each prompt is prefilled
+once; then plain decoding, every fixed K and every rule run on it in turn, in an order that rotates from prompt to
+prompt. Ctrl-C ends it with the prompts that are done. A ratio to the best fixed K is paired by prompt and repetition,
+with a 90 % bootstrap interval; the best K of a half is picked afterwards by CPU time, so the best of several noisy
+numbers flatters it a little. CPU time is the steadier clock where a machine is shared.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from hybridspec import embedded
+from hybridspec.drafts.length import DraftLength
+from hybridspec.drafts.registry import make_length
+from hybridspec.drafts.same_architecture import SameArchitectureDraft
+from hybridspec.runner import TargetRunner
+from hybridspec.sampling import Sampling
+from hybridspec.tuning.study import choose_prompts
+from hybridspec.tuning.trial import Pair, PreparedPrompt, Run, speedup, speedup_interval
+from hybridspec.tuning.workloads import find_workload
+
+PLAIN = "0"
+RULES = ("svip", "adaedl", "expected-gain", "bandit")
+CLOCKS = {"cpu": "cpu_seconds", "wall": "wall_seconds"}
+#: Way of decoding -> its runs of one half, repetition by repetition and prompt by prompt.
+Runs = dict[str, list[Run]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    console = Console(width=None if Console().is_terminal else 120)
+    load = [os.getloadavg()[0]] if hasattr(os, "getloadavg") else []
+    console.print(f"torch {torch.__version__}, {options.threads} thread(s), load average at the start: {load}")
+    target = TargetRunner.from_pretrained(embedded.TARGET)
+    draft = SameArchitectureDraft(TargetRunner.from_pretrained(embedded.DRAFTS[options.draft]))
+    prompts = {
+        f"{half}: {name}": choose_prompts(find_workload(name).prompts, options.prompts)
+        for half, name in (("first", options.first), ("second", options.second))
+    }
+    halves = run_stream(target, draft, prompts, options, console)
+    result = {half: report(runs, [p.id for p in prompts[half]]) for half, runs in halves.items()}
+    for half, ways in result.items():
+        console.print(table(half, ways))
+    load += [os.getloadavg()[0]] if load else []
+    console.print(f"load average at the start and the end: {', '.join(f'{x:.1f}' for x in load)}")
+    if options.json:
+        settings = {key: value for key, value in vars(options).items() if key != "json"}
+        content = {"settings": settings, "torch": torch.__version__, "load_average": load, "halves": result}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", default="json", help="workload of the first half: an embedded one or a file")
+    parser.add_argument("--second", default="prose", help="workload of the second half")
+    parser.add_argument("--draft", default=embedded.DEFAULT_DRAFT, choices=list(embedded.DRAFTS))
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], help="fixed lengths")
+    parser.add_argument("--rules", nargs="+", default=list(RULES), help="for example svip:threshold=0.2,longest=8")
+    parser.add_argument("--prompts", type=int, default=6, help="of each half")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    return parser
+
+
+def run_stream(
+    target: TargetRunner,
+    draft: SameArchitectureDraft,
+    prompts: dict[str, list],
+    options: argparse.Namespace,
+    console: Console,
+) -> dict[str, Runs]:
+    names = [PLAIN, *(str(k) for k in options.k), *options.rules]
+    halves: dict[str, Runs] = {half: {name: [] for name in names} for half in prompts}
+    stream = [(half, prompt) for half, chosen in prompts.items() for prompt in chosen]
+    rules: dict[str, DraftLength] = {}
+    todo = [(repeat, at) for repeat in range(options.repeats) for at in range(len(stream))]
+    try:
+        for turn, (_, at) in enumerate(track(todo, "prompts", console=console, disable=not console.is_terminal)):
+            if at == 0:
+                rules = {name: make_length(name) for name in names}
+            half, prompt = stream[at]
+            first = 5 * turn % len(names)
+            with PreparedPrompt(target, draft, prompt.id, target.encode(prompt.text), Sampling(), 0) as prepared:
+                runs = {name: prepared.run(rules[name], options.new_tokens) for name in names[first:] + names[:first]}
+            for name, run in runs.items():
+                halves[half][name].append(run)
+    except KeyboardInterrupt:
+        console.print(f"interrupted after {turn} of {len(todo)} prompts; what follows is about those")
+    return {half: runs for half, runs in halves.items() if runs[PLAIN]}
+
+
+def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
+    """Speed-up of each way over plain decoding, and its ratio to the best fixed K."""
+    against_plain = {name: paired(runs, PLAIN, name, ids) for name in runs}
+    fixed = [name for name in runs if name.isdecimal()]
+    best = max(fixed, key=lambda name: speedup(against_plain[name], CLOCKS["cpu"]))
+    ways = {}
+    for name, of_way in runs.items():
+        steps = [step for run in of_way for step in run.steps]
+        drafted, accepted = sum(s.drafted for s in steps), sum(s.accepted for s in steps)
+        to_best = paired(runs, best, name, ids)
+        ways[name] = {
+            "fixed": name in fixed,
+            "best_fixed": name == best,
+            "tokens": sum(len(run.tokens) for run in of_way),
+            "drafted_per_step": drafted / len(steps),
+            "acceptance_rate": accepted / drafted if drafted else None,
+            "acceptance_length": 1 + accepted / len(steps),
+            "outputs_that_differ": sum(a.tokens != b.tokens for a, b in zip(of_way, runs[PLAIN], strict=True)),
+            **{
+                clock: {
+                    "median_milliseconds_per_token": float(
+                        np.median([1e3 * getattr(run, field) / len(run.tokens) for run in of_way])
+                    ),
+                    "speedup": speedup(against_plain[name], field),
+                    "interval_90": speedup_interval(against_plain[name], field),
+                    "ratio_to_best_fixed": speedup(to_best, field),
+                    "ratio_interval_90": speedup_interval(to_best, field),
+                }
+                for clock, field in CLOCKS.items()
+            },
+        }
+    return ways
+
+
+def paired(runs: Runs, base: str, name: str, ids: list[str]) -> list[Pair]:
+    """The runs of ``name`` beside those of ``base`` on the same prompt in the same repetition."""
+    return [
+        Pair(ids[i % len(ids)], plain, other)
+        for i, (plain, other) in enumerate(zip(runs[base], runs[name], strict=True))
+    ]
+
+
+def table(half: str, ways: dict[str, dict]) -> Table:
+    best = next(name for name, way in ways.items() if way["best_fixed"])
+    differ = sum(way["outputs_that_differ"] for way in ways.values())
+    result = Table(
+        title=f"{half}; best fixed K: {best}; outputs that differ from plain decoding: {differ}", title_justify="left"
+    )
+    headings = ("", "K", "acceptance", "tau", "CPU ms/token", "CPU speed-up (90 %)", "to best, CPU (90 %)", "wall")
+    for heading in headings:
+        result.add_column(heading, justify="right" if heading else "left")
+    for name, way in ways.items():
+        cpu, rate = way["cpu"], way["acceptance_rate"]
+        result.add_row(
+            f"K = {name}" if way["fixed"] else name,
+            f"{way['drafted_per_step']:.1f}",
+            "-" if rate is None else f"{rate:.0%}",
+            f"{way['acceptance_length']:.2f}",
+            f"{cpu['median_milliseconds_per_token']:.1f}",
+            "{:.2f} ({:.2f} to {:.2f})".format(cpu["speedup"], *cpu["interval_90"]),
+            "{:.3f} ({:.3f} to {:.3f})".format(cpu["ratio_to_best_fixed"], *cpu["ratio_interval_90"]),
+            f"{way['wall']['ratio_to_best_fixed']:.3f}",
+        )
+    return result
+
+
+if __name__ == "__main__":
+    main()
