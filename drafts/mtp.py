@@ -170,10 +170,12 @@ class MultiTokenPredictionDrafting(Drafting):
         cache = self._open()
         if self._seen.end < end:
             raise SessionError(f"the target was fed {self._seen.end} tokens and its draft told of {end}")
-        for start in range(cache.length, end, CHUNK):
-            stop = min(start + CHUNK, end)
-            self._last = self._run(self._tokens[start + 1 : stop + 1], self._seen.between(start, stop))
-            cache.commit(stop - start)
+        if cache.length < end:
+            tokens, hidden = self._tokens[cache.length + 1 : end + 1], self._seen.between(cache.length, end)
+            for start in range(0, len(tokens), CHUNK):
+                part = tokens[start : start + CHUNK]
+                self._last = self._run(part, hidden[start : start + CHUNK])
+                cache.commit(len(part))
         self._seen = self._seen.since(end)
 
     @torch.inference_mode()

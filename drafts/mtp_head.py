@@ -5,6 +5,10 @@ with the head's layers in place of the model's. It shares embeddings, language-m
 target. What goes in and in which order was read in vLLM (``model_executor/models/qwen3_next_mtp.py``,
 ``qwen3_5_mtp.py``, ``nemotron_h_mtp.py``, ``models/qwen4_exp/nvidia/mtp.py``) and, for Bailing, in SGLang
 (``srt/models/bailing_moe_nextn.py``).
+
+The hidden states are those that the language-model head reads, after the final norm. Pre-norm ones draft as fluently
+and are accepted less: llama.cpp (pull request 24025) and Rapid-MLX (3371) measured both on Qwen3.5 and 3.6. Positions
+follow vLLM too, the hidden state's own; rotary attention sees differences only, so one more for all is the same.
 """
 
 import copy

@@ -69,11 +69,9 @@ class Found:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor ``name``, its experts packed into one if they are published one by one."""
-        if name in self.tensors:
-            return self._one(name, shape)
         packed = re.fullmatch(r"(.*\.experts\.)(gate_up_proj|up_proj|down_proj)", name)
-        if packed is None:
-            self._one(name, shape)
+        if packed is None or name in self.tensors:
+            return self._one(name, shape)
         parts = ["gate_proj", "up_proj"] if packed[2] == "gate_up_proj" else [packed[2]]
         rows = (shape[1] // len(parts), *shape[2:])
         return torch.stack(

@@ -47,7 +47,7 @@ def unpacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """One tensor for each expert and matrix."""
     result = {}
     for name, tensor in tensors.items():
-        if ".experts." not in name:
+        if ".experts." not in name or tensor.ndim < 3:
             result[name] = tensor
             continue
         stem, _, kind = name.rpartition(".")

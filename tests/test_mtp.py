@@ -22,6 +22,7 @@ from hybridspec.errors import (
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
 from hybridspec.session import Session
+from tests import test_sampling_distribution
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.drafting import generate
 from tests.families import family_model, family_runner, is_known, some_tokens
@@ -33,6 +34,7 @@ from tests.mtp import (
     qwen_head,
     random_head,
     target_hidden,
+    unpacked,
     write_head,
 )
 from tests.test_sampling_distribution import SAMPLINGS, VOCABULARY, counted, exact
@@ -173,7 +175,8 @@ def test_asking_twice_gives_the_same_draft() -> None:
         assert drafting.propose(4).tokens == drafting.propose(4).tokens
 
 
-def test_sampled_output_follows_the_target() -> None:
+def test_sampled_output_follows_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_sampling_distribution, "SAMPLES", 150)
     target, draft = sampling_pair()
     sampling, statistics = SAMPLINGS["temperature 1"], Statistics()
     counts = counted((target, draft), sampling, k=2, statistics=statistics)
@@ -263,6 +266,17 @@ def test_a_head_is_read_from_a_checkpoint(name: str, tmp_path: Path) -> None:
     for key, tensor in draft.head.state_dict().items():
         assert torch.equal(tensor, expected[key]), key
     assert make_draft(f"mtp:path={tmp_path / 'c' / 'model.safetensors'}", target).name == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "others"), [("qwen3_5_moe_text", 3, 17), ("nemotron_h", 2, 14), ("qwen4_exp_text", 0, 31)]
+)
+def test_as_many_tensors_as_published(name: str, experts: int, others: int) -> None:
+    """Qwen3.5-35B-A3B: 785 with 256 experts; Nemotron: 270 with 128; Qwen3.8-Flash-Next: 31 with packed ones."""
+    if name not in FAMILIES:
+        pytest.skip("this transformers has no such family")
+    tensors = family_head(name) if not experts else unpacked(family_head(name))
+    assert len(tensors) == experts * 4 + others
 
 
 def target_with(tmp_path: Path, tensors: dict) -> TargetRunner:
