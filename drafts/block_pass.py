@@ -23,12 +23,12 @@ class Truth:
 
     Attributes:
         logits: ``[B, T, vocab]``.
-        cuts: hidden states ``[B, T, d]`` after each run of layers that the reduced model leaves out.
+        cuts: hidden states ``[B, T, d]`` before and after each run of layers that the reduced model leaves out.
         keys_values: of each layer that it keeps, ``[B, H, T, d]``.
     """
 
     logits: Tensor
-    cuts: list[Tensor]
+    cuts: list[tuple[Tensor, Tensor]]
     keys_values: dict[int, tuple[Tensor, Tensor]]
 
 
@@ -57,8 +57,10 @@ def target_pass(reduced: ReducedModel, ids: Tensor) -> Truth:
     return Truth(logits, cuts, keys_values)
 
 
-def draft_pass(reduced: ReducedModel, ids: Tensor, truth: Truth, block: int, first: int = 0) -> tuple[Tensor, list]:
-    """Logits ``[B, T, vocab]`` and hidden states at the cuts as drafts of ``block`` tokens would have them.
+def draft_pass(
+    reduced: ReducedModel, ids: Tensor, truth: Truth, block: int, first: int = 0
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Logits ``[B, T, vocab]`` and :attr:`Truth.cuts` as drafts of ``block`` tokens would have them.
 
     Args:
         first: where the first whole block starts; a shorter one may come before it.
@@ -87,18 +89,21 @@ def alone_pass(reduced: ReducedModel, ids: Tensor) -> Tensor:
 
 def _run(
     reduced: ReducedModel, runner: TargetRunner, cache: RollbackCache, ids: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """Logits and the hidden states after each run of ``reduced``'s cut."""
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Logits, and the hidden states before and after each run of ``reduced``'s cut."""
     layers = decoder_layers(runner.model, len(cache.layers))
-    cuts: list[Tensor] = []
-    handles = [
-        layers[run[-1]].register_forward_hook(lambda _, __, output: cuts.append(hidden(output)))
-        for run in reduced.cut.runs
-    ]
+    before: list[Tensor] = []
+    after: list[Tensor] = []
+    handles = []
+    for run in reduced.cut.runs:
+        handles += [
+            layers[run[0]].register_forward_pre_hook(lambda _, inputs: before.append(inputs[0])),
+            layers[run[-1]].register_forward_hook(lambda _, __, output: after.append(hidden(output))),
+        ]
     options = {} if mask is None else {"attention_mask": mask}
     try:
         logits = runner.call(ids, cache, **options).logits
     finally:
         for handle in handles:
             handle.remove()
-    return logits, cuts
+    return logits, list(zip(before, after, strict=True))

@@ -22,24 +22,27 @@ SETTINGS, WEIGHTS = "bridges.json", "bridges.safetensors"
 
 
 class Bridge(nn.Module):
-    """Residual gated MLP: h + down(silu(gate) * up), both of the normed hidden state and the context before it.
+    """Residual gated MLP, h + gain * down(silu(gate x) * (up x)), on the normed hidden state and its context.
 
     The short convolutions it stands for look a few tokens back; the context is what a bridge has instead.
     """
 
     def __init__(self, width: int, window: int, inner: int) -> None:
         super().__init__()
-        self.gate_and_up = nn.Linear(window * width, 2 * inner, bias=False)
+        self.scale = nn.Parameter(torch.ones(window * width))
+        self.gate = nn.Linear(window * width, inner, bias=False)
+        self.up = nn.Linear(window * width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
+        self.gain = nn.Parameter(torch.ones(width))
         nn.init.zeros_(self.down.weight)
 
     def forward(self, hidden_states: Tensor, context: Tensor | None) -> Tensor:
         """``[B, T, d]`` -> ``[B, T, d]``; ``context`` is ``[B, T, (window - 1) d]``."""
-        seen = normed(hidden_states)
+        x = normed(hidden_states)
         if context is not None:
-            seen = torch.cat([seen, context], -1)
-        gate, up = self.gate_and_up(seen).chunk(2, -1)
-        return hidden_states + self.down(F.silu(gate) * up)
+            x = torch.cat([x, context], -1)
+        x = x * self.scale
+        return hidden_states + self.gain * self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 @dataclass

@@ -88,7 +88,9 @@ def _outputs(target: TargetRunner, layers: dict[int, nn.Module]) -> dict[int, tu
     seen: dict[int, tuple[bool, int]] = {}
 
     def note(index: int) -> Any:
-        return lambda module, inputs, output: seen.update({index: (isinstance(output, tuple), hidden(output).shape[-1])})
+        return lambda module, inputs, output: seen.update(
+            {index: (isinstance(output, tuple), hidden(output).shape[-1])}
+        )
 
     handles = [layer.register_forward_hook(note(index)) for index, layer in layers.items()]
     try:
@@ -163,11 +165,13 @@ class ReducedModel:
             return self.runner.forward(cache, block, position)
 
     @contextmanager
-    def context(self, ids: Tensor, before: Sequence[int] = ()) -> Iterator[None]:
-        """For a pass over token ids ``[B, T]``: shows the bridges the tokens in front of each one."""
+    def context(self, ids: Tensor, before: Sequence[int] = ()) -> Iterator[Tensor | None]:
+        """For a pass over token ids ``[B, T]``: shows the bridges the tokens in front of each one, as
+        ``[B, T, (window - 1) d]``; None with a window of 1.
+        """
         reach = self.window - 1
         if not reach:
-            yield
+            yield None
             return
         known = list(before)[-reach:]
         front = [-1] * (reach - len(known)) + known
@@ -178,7 +182,7 @@ class ReducedModel:
             embedded = normed(self._embeddings(seen.clamp(min=0))) * (seen >= 0).unsqueeze(-1)
         token = _context.set(embedded.flatten(2))
         try:
-            yield
+            yield _context.get()
         finally:
             _context.reset(token)
 
