@@ -32,13 +32,13 @@ class Cut:
     Attributes:
         kept: indices of the full-attention layers.
         runs: indices of the recurrent (and sliding-window) layers, each run what stands between two that stay.
-        tuples: indices of those whose class returns a tuple.
+        returned: of each of these, how many values its class returns as a tuple; 0 for a bare tensor.
         width: size of the hidden states.
     """
 
     kept: tuple[int, ...]
     runs: tuple[tuple[int, ...], ...]
-    tuples: frozenset[int]
+    returned: dict[int, int]
     width: int
 
 
@@ -80,7 +80,7 @@ def cut(target: TargetRunner) -> Cut:
     runs = tuple(run for run in grouped if out[run[0]])
     outputs = _outputs(target, {i: layers[i] for run in runs for i in run})
     width = next(iter(outputs.values()))[1]
-    return Cut(kept, runs, frozenset(i for i, (is_tuple, _) in outputs.items() if is_tuple), width)
+    return Cut(kept, runs, {index: values for index, (values, _) in outputs.items()}, width)
 
 
 def _outputs(target: TargetRunner, layers: dict[int, nn.Module]) -> dict[int, tuple[bool, int]]:
@@ -109,9 +109,9 @@ def hidden(output: Any) -> Tensor:
 class StandIn(nn.Module):
     """In a decoder layer's place: hands the hidden states on, through a bridge if there is one."""
 
-    def __init__(self, layer: nn.Module, bridge: nn.Module | None, as_tuple: bool) -> None:
+    def __init__(self, layer: nn.Module, bridge: nn.Module | None, returned: int) -> None:
         super().__init__()
-        self.bridge, self.as_tuple = bridge, as_tuple
+        self.bridge, self.returned = bridge, returned
         # Not as a submodule: models read settings from their layers, and nothing else of it is wanted.
         self.__dict__["stands_for"] = layer
 
@@ -123,10 +123,10 @@ class StandIn(nn.Module):
                 raise
             return getattr(self.__dict__["stands_for"], name)
 
-    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor]:
+    def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor | None, ...]:
         if self.bridge is not None:
             hidden_states = self.bridge(hidden_states, _context.get())
-        return (hidden_states,) if self.as_tuple else hidden_states
+        return (hidden_states, *[None] * (self.returned - 1)) if self.returned else hidden_states
 
 
 class ReducedModel:
@@ -151,7 +151,7 @@ class ReducedModel:
         for number, run in enumerate(self.cut.runs):
             for place, index in enumerate(run):
                 bridge = bridges[number] if bridges is not None and place == 0 else None
-                layers[index] = StandIn(theirs[index], bridge, index in self.cut.tuples)
+                layers[index] = StandIn(theirs[index], bridge, self.cut.returned[index])
         self._embeddings = target.model.get_input_embeddings()
         #: Runs the reduced model as ``target`` runs the whole one.
         self.runner = copy.copy(target)
