@@ -83,14 +83,15 @@ def cut(target: TargetRunner) -> Cut:
     return Cut(kept, runs, {index: values for index, (values, _) in outputs.items()}, width)
 
 
-def _outputs(target: TargetRunner, layers: dict[int, nn.Module]) -> dict[int, tuple[bool, int]]:
-    """Whether each layer returns a tuple, and the width of its hidden states."""
-    seen: dict[int, tuple[bool, int]] = {}
+def _outputs(target: TargetRunner, layers: dict[int, nn.Module]) -> dict[int, tuple[int, int]]:
+    """How many values each layer returns as a tuple (0: none), and the width of its hidden states."""
+    seen: dict[int, tuple[int, int]] = {}
 
     def note(index: int) -> Any:
-        return lambda module, inputs, output: seen.update(
-            {index: (isinstance(output, tuple), hidden(output).shape[-1])}
-        )
+        def hook(_: nn.Module, __: tuple, output: Any) -> None:
+            seen[index] = len(output) if isinstance(output, tuple) else 0, hidden(output).shape[-1]
+
+        return hook
 
     handles = [layer.register_forward_hook(note(index)) for index, layer in layers.items()]
     try:

@@ -114,30 +114,32 @@ def before(embedded: Tensor, position: int) -> Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_drafted_distributions_equal_the_slow_twin(name: str) -> None:
-    """From the start of a text, after a rejection, and after a long prefill; with and without bridges."""
+    """From the start of a text, behind a long prefill, and after rejections."""
     target = family_runner(name, "tape")
-    for draft in (FullAttentionDraft(target), bridged(target)):
-        assert list(draft.reduced.cut.runs) == FAMILIES[name]
-        bridges = None if draft.reduced.window == 1 else some_bridges(draft.reduced.cut)
-        for count in (1, 3, 40):
-            prompt = some_tokens(count)
-            drafting = None
+    draft = bridged(target)
+    layout = draft.reduced.cut
+    assert list(layout.runs) == FAMILIES[name]
+    for count, accepted in ((1, 2), (40, 0)):
+        last = some_tokens(count)[-1]
+        with PreparedPrompt(target, draft, name, some_tokens(count), Sampling(1.0), 0) as prepared:
+            for _ in range(2):
+                proposal = prepared.drafting.propose(3)
+                tokens = [*prepared.session.tokens, last, *proposal.tokens[:-1]]
+                logits = twin_logits(target.model, layout, some_bridges(layout), tokens, prepared.session.length)
+                assert_close(proposal.probabilities, logits.softmax(-1), f"{count} tokens", 1e-4)
+                prepared.session.verify([last, *proposal.tokens])
+                prepared.session.commit(accepted + 1)
+                last += 1
+                prepared.drafting.accept(accepted, last)
 
-            def attach(session: object, draft: FullAttentionDraft = draft, prompt: list[int] = prompt) -> None:
-                nonlocal drafting
-                drafting = draft.start(prompt, Sampling(1.0), torch.Generator().manual_seed(1), session)
 
-            with target.start(prompt, attach) as session:
-                for kept in (0, 2):
-                    committed = [*session.tokens, prompt[-1]]
-                    proposal = drafting.propose(3)
-                    tokens = [*committed, *proposal.tokens]
-                    logits = twin_logits(target.model, draft.reduced.cut, bridges, tokens[:-1], len(committed) - 1)
-                    assert_close(proposal.probabilities, logits.softmax(-1), f"{count} tokens", 1e-4)
-                    session.verify([prompt[-1], *proposal.tokens])
-                    session.commit(kept + 1)
-                    prompt = [7 + count]
-                    drafting.accept(kept, prompt[-1])
+def test_without_bridges_the_runs_are_skipped(make_runner: MakeRunner) -> None:
+    target = make_runner("deep")
+    draft = FullAttentionDraft(target)
+    with PreparedPrompt(target, draft, "skipped", PROMPT, Sampling(1.0), 0) as prepared:
+        proposal = prepared.drafting.propose(3)
+    logits = twin_logits(target.model, draft.reduced.cut, None, [*PROMPT, *proposal.tokens[:-1]], len(PROMPT) - 1)
+    assert_close(proposal.probabilities, logits.softmax(-1), "distributions", 1e-4)
 
 
 def test_the_twin_would_notice_the_wrong_keys(make_runner: MakeRunner) -> None:
@@ -169,20 +171,19 @@ def test_a_draft_serves_its_own_target_only(make_runner: MakeRunner) -> None:
         draft.start(PROMPT, Sampling())
 
 
-@pytest.mark.parametrize("rollback", ["tape", "slots"])
-@pytest.mark.parametrize("with_bridges", [False, True])
+@pytest.mark.parametrize(("rollback", "with_bridges"), [("tape", True), ("slots", False)])
 def test_greedy_output_equals_plain(make_runner: MakeRunner, rollback: str, with_bridges: bool) -> None:
     target = make_runner(rollback=rollback)
-    plain = generate(target, PROMPT, 40).tokens
+    plain = generate(target, PROMPT, 24).tokens
     assert_varied(plain)
     draft = bridged(target) if with_bridges else FullAttentionDraft(target)
-    for k in (1, 2, 5):
-        assert generate(target, PROMPT, 40, draft, k).tokens == plain
+    for k in (1, 4):
+        assert generate(target, PROMPT, 24, draft, k).tokens == plain
 
 
 def faint_model(gain: float) -> PreTrainedModel:
     """A model whose recurrent layers add little to the hidden states, or nothing."""
-    model = copy.deepcopy(tiny_model(layers=8, seed=2))
+    model = copy.deepcopy(tiny_model(layers=8, seed=2, spread=0.2))
     with torch.no_grad():
         for kind, layer in zip(model.config.layer_types, model.model.layers, strict=True):
             if kind == "linear_attention":
@@ -194,10 +195,10 @@ def faint_model(gain: float) -> PreTrainedModel:
 def test_where_recurrent_layers_add_nothing_every_token_is_accepted() -> None:
     """After whatever was accepted or rejected before: a wrong key or position would show as a miss."""
     target = TargetRunner(faint_model(0.0), rollback="tape")
-    run = generate(target, PROMPT, 60, FullAttentionDraft(target), 4)
+    run = generate(target, PROMPT, 40, FullAttentionDraft(target), 4)
     assert_varied(run.tokens)
     assert all(drafted == accepted for drafted, accepted in run.steps)
-    spoilt = generate(target, PROMPT, 60, Tampering(FullAttentionDraft(target)), 4)
+    spoilt = generate(target, PROMPT, 40, Tampering(FullAttentionDraft(target)), 4)
     assert spoilt.tokens == run.tokens
     assert {accepted for drafted, accepted in spoilt.steps if drafted == 4} == {1, 4}
 
@@ -208,20 +209,20 @@ def faint() -> TargetRunner:
 
 
 def test_rejections_of_every_length_leave_the_output_alone(faint: TargetRunner) -> None:
-    run = generate(faint, PROMPT, 100, FullAttentionDraft(faint), 3)
+    run = generate(faint, PROMPT, 60, FullAttentionDraft(faint), 3)
     assert {accepted for _, accepted in run.steps} == {0, 1, 2, 3}
-    assert run.tokens == generate(faint, PROMPT, 100).tokens
+    assert run.tokens == generate(faint, PROMPT, 60).tokens
 
 
 def test_drafting_leaves_the_target_bitwise_as_it_was(faint: TargetRunner) -> None:
     draft = FullAttentionDraft(faint)
     block = [PROMPT[-1], 3, 9]
-    for drafts in (0, 1, 700):  # the last needs more room than the target's buffers have
+    for drafts in (1, 520):  # the last needs more room than the target's buffers have
         with faint.start(PROMPT) as session, faint.start(PROMPT) as other:
             drafting = draft.start(PROMPT, Sampling(), None, session)
             before = {name: tensor.clone() for name, tensor in held_tensors(session).items()}
             buffers = [layer.buffer for layer in session.cache.attention]
-            assert not drafts or len(drafting.propose(drafts).tokens) == drafts
+            assert len(drafting.propose(drafts).tokens) == drafts
             after = held_tensors(session)
             assert before.keys() == after.keys()
             assert all(torch.equal(before[name], after[name]) for name in before)
@@ -267,12 +268,10 @@ def test_drafts_stop_at_the_context_and_when_told() -> None:
 def test_sampled_output_follows_the_target(make_runner: MakeRunner) -> None:
     target = make_runner("draft", vocabulary=9, seed=21, spread=0.2)
     pair = target, FullAttentionDraft(target)
-    for name in ("temperature 1", "all three"):
-        statistics = Statistics()
-        probabilities = exact(target, SAMPLINGS[name])
-        counts = counted(pair, SAMPLINGS[name], k=2, statistics=statistics)
-        assert 0.1 < statistics.acceptance_rate < 0.9, "one of the two ways was hardly ever taken"
-        assert p_value(counts, probabilities) > FALSE_ALARM
+    statistics = Statistics()
+    counts = counted(pair, SAMPLINGS["all three"], k=2, statistics=statistics)
+    assert 0.1 < statistics.acceptance_rate < 0.9, "one of the two ways was hardly ever taken"
+    assert p_value(counts, exact(target, SAMPLINGS["all three"])) > FALSE_ALARM
 
 
 def test_one_pass_over_blocks_equals_drafting(make_runner: MakeRunner) -> None:

@@ -5,6 +5,7 @@ A training step runs the target over some windows of text, and all drafting step
 """
 
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -77,9 +78,12 @@ def train_bridges(
     save_bridges(out, bridges, settings)
     last: dict[str, float] = {}
     step_of = training_step(reduced, bridges, documents, rows, length, seed, last)
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
         sitting.run(step_of)
     finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
         settings.training = {
             "corpus": sorted(documents.files),
             "tokens": sitting.tokens,

@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import families, generate, tune
+from hybridspec.cli import bridges, families, generate, probe, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.command("tune", help=tune.HELP)(tune.tune)
 app.command("generate", help=generate.HELP)(generate.generate)
+app.command("probe", help=probe.HELP)(probe.probe)
+app.command("bridges", help=bridges.HELP)(bridges.bridges)
 app.command("families", help=families.HELP)(families.families)
 
 
