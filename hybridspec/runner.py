@@ -230,16 +230,20 @@ class TargetRunner:
     def _call(
         self, cache: Any, block: Sequence[int], position: int, last_only: bool, observers: Sequence[Observer] = ()
     ) -> Any:
-        device = self.device
         options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
+        ids = torch.tensor([block], device=self.device)
+        with observed(self.model, position, observers) if observers else nullcontext():
+            return self.call(ids, cache, position, **options)
+
+    def call(self, ids: Tensor, cache: Any = None, position: int = 0, **options: Any) -> Any:
+        """transformers' own output for token ids ``[B, T]`` that start at ``position``, gradients included."""
         if self._takes_positions:
             # Left to themselves, some models restart at 0 for every block.
-            options["position_ids"] = torch.arange(position, position + len(block), device=device).unsqueeze(0)
+            positions = torch.arange(position, position + ids.shape[1], device=ids.device)
+            options["position_ids"] = positions.unsqueeze(0).expand(len(ids), -1)
         if cache is not None:
             options[self._cache_argument] = cache
-        ids = torch.tensor([block], device=device)
-        with observed(self.model, position, observers) if observers else nullcontext():
-            return self.model(input_ids=ids, use_cache=True, **options)
+        return self.model(input_ids=ids, use_cache=True, **options)
 
     @property
     def layers(self) -> Sequence[nn.Module]:

@@ -8,6 +8,8 @@ TARGET = HERE / "target"
 #: Drafts of the embedded target, smallest first.
 DRAFTS = {"draft-2-layers": HERE / "draft-2-layers", "draft-4-layers": HERE / "draft-4-layers"}
 DEFAULT_DRAFT = "draft-2-layers"
+#: What stands in for the recurrent layers when the target drafts with its full-attention layers alone.
+BRIDGES = HERE / "bridges"
 WORKLOADS = HERE / "workloads"
 
 
