@@ -7,15 +7,17 @@ sampled at 0.7, a third at 1. The file grows by batches: a second run with more 
 """
 
 import argparse
+import inspect
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hybridspec.drafts.training.data import WindowSampler
+from hybridspec.runner import CACHE_ARGUMENTS
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 
@@ -26,12 +28,16 @@ def continue_windows(model: PreTrainedModel, windows: Tensor, length: int, gener
     rows = windows.shape[0]
     temperatures = torch.tensor(TEMPERATURES).repeat(-(-rows // len(TEMPERATURES)))[:rows]
     greedy = temperatures == 0.0
-    cache = DynamicCache(config=model.config)
+    parameters = inspect.signature(model.forward).parameters
+    cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
+    options: dict[str, object] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
     tokens, block = [windows], windows
     for position in range(windows.shape[1], length):
-        start = position - block.shape[1]
-        positions = torch.arange(start, position).expand(rows, -1)
-        output = model(input_ids=block, position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1)
+        if "position_ids" in parameters:
+            start = position - block.shape[1]
+            options["position_ids"] = torch.arange(start, position).expand(rows, -1)
+        output = model(input_ids=block, use_cache=True, **options)
+        options[cache_argument] = getattr(output, cache_argument)
         logits = output.logits[:, -1]
         scaled = logits / temperatures.clamp(min=1e-6).unsqueeze(1)
         probabilities = torch.where(greedy.unsqueeze(1), logits, scaled).softmax(-1)

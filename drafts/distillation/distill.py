@@ -1,0 +1,352 @@
+"""The whole way from a target to a draft of its own architecture; every stage resumes.
+
+The folder of the draft is an ordinary checkpoint with ``distillation.json``, its provenance; ``training/`` in it holds
+what a later call goes on from (token files, the target's outputs, optimizer state) and may be deleted.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from hybridspec.decoder import check_length
+from hybridspec.drafts.distillation.acceptance import HeldOut, measure
+from hybridspec.drafts.distillation.corpus import Corpus, prepare
+from hybridspec.drafts.distillation.cut import check_kept, cut_model, shared_parts
+from hybridspec.drafts.distillation.layer_choice import choose_layers, default_count, layer_kinds
+from hybridspec.drafts.training.kernels import CHUNK, training_kernels
+from hybridspec.drafts.training.matching import OutputPool, learn_from_target
+from hybridspec.drafts.training.outputs import continue_windows
+from hybridspec.drafts.training.sitting import Processes, Sitting
+from hybridspec.errors import HybridspecError, InputError
+from hybridspec.runner import TargetRunner
+
+PROVENANCE = "distillation.json"
+#: Share of the time that goes into outputs of the target to learn from, and how they are made.
+OUTPUT_SHARE = 0.2
+OUTPUT_ROWS = 24
+OUTPUT_PROMPT = 32
+
+#: ``progress(stage, share of the stage that is done, what is known)``.
+Progress = Callable[[str, float, str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to make.
+
+    Args:
+        layers: how many of the target's layers the draft gets, chosen by :func:`choose_layers`; None: a twelfth.
+        keep_layers: their numbers, instead.
+        minutes: time for the target's outputs and the training, over all sittings.
+        k: draft length of the held-out measurement.
+        rows: windows of corpus text in a step; as many of the target's outputs come beside them.
+        length: tokens of a window.
+        rate: factor on the learning rates.
+        prompts: held-out prompts to decode, each by ``new_tokens``.
+        train_shared: train embeddings, norm and head too, instead of keeping the target's.
+    """
+
+    layers: int | None = None
+    keep_layers: tuple[int, ...] | None = None
+    minutes: float = 10.0
+    k: int = 4
+    rows: int = 4
+    length: int = 256
+    seed: int = 0
+    rate: float = 1.0
+    prompts: int = 14
+    new_tokens: int = 64
+    train_shared: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("k", 1), ("rows", 1), ("length", 8), ("prompts", 1), ("new_tokens", 2), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("minutes", "rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.layers is not None and self.keep_layers is not None:
+            raise InputError("give a number of layers or the layers to keep, not both")
+
+    def identity(self) -> dict:
+        """What a sitting must have in common with an earlier one; budget and measurement may differ."""
+        return {name: getattr(self, name) for name in ("rows", "length", "seed", "rate", "train_shared")}
+
+
+def distill(
+    target: TargetRunner,
+    corpus: Sequence[Path],
+    out: Path,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    held_out: Sequence[Path] = (),
+    progress: Progress = lambda *_: None,
+) -> dict:
+    """Makes a draft of ``target`` in the folder ``out``, or goes on where an earlier call stopped.
+
+    Args:
+        target: loaded with :meth:`TargetRunner.from_pretrained`.
+        corpus: text files, ``.gz`` files, JSON Lines, and folders of these.
+        held_out: text to test on; without any, a part of the corpus is kept back.
+
+    Returns:
+        What ``distillation.json`` holds. ``complete`` is false if SIGINT ended the training early; what was trained is
+        saved then, and the same call goes on.
+
+    Raises:
+        InputError: an option, the corpus or ``out`` is not usable; says what to do.
+        UnsupportedLayerError: no draft can be cut of these layers.
+        HybridspecError: the loss is no longer a number.
+    """
+    return _Distillation(target, corpus, out, settings, held_out, progress).run()
+
+
+class _Distillation:
+    def __init__(
+        self,
+        target: TargetRunner,
+        corpus: Sequence[Path],
+        out: Path,
+        settings: Settings,
+        held_out: Sequence[Path],
+        progress: Progress,
+    ) -> None:
+        self.target, self.settings, self.out, self.progress = target, settings, out, progress
+        self.model: PreTrainedModel = target.model
+        self.work = out / "training"
+        kinds = layer_kinds(self.model)
+        if settings.keep_layers is not None:
+            self.kept = check_kept(settings.keep_layers, len(kinds))
+        else:
+            self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
+        self.draft = cut_model(self.model, self.kept)
+        self.known = {"target": fingerprint(target), "kept_layers": self.kept, **settings.identity()}
+        self.state = self._open()
+        self.corpus: Corpus = prepare(
+            [Path(path) for path in corpus],
+            [Path(path) for path in held_out],
+            target.tokenizer,
+            target.vocab_size,
+            self.work / "tokens",
+            settings.length,
+            lambda text, share: progress("corpus", share, text),
+        )
+        self.prompts = self.corpus.prompts(target.tokenizer, settings.prompts, longest=96)
+        for source, prompt in self.prompts:
+            try:
+                check_length(target, prompt, settings.new_tokens, settings.k)
+            except HybridspecError as error:
+                raise type(error)(f"held-out prompt of {source}: {error}") from error
+        if settings.length > target.max_length:
+            raise InputError(f"windows of {settings.length} tokens exceed the context of {target.max_length}")
+        self.windows = self.corpus.held_out_windows(target.tokenizer, settings.length, count=16)
+
+    def _open(self) -> dict:
+        """The state of earlier calls in ``out``, or a fresh one.
+
+        Raises:
+            InputError: ``out`` holds something else.
+        """
+        if self.target.path and self.out.resolve() == self.target.path:
+            raise InputError(f"--out {self.out}: is the target itself. Choose another folder.")
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {self.out}: cannot make this folder: {error.strerror}") from error
+        record = self.work / "state.json"
+        if not record.is_file():
+            if (self.out / "config.json").exists():
+                self.work.rmdir()
+                raise InputError(
+                    f"--out {self.out}: holds a checkpoint, and nothing that its training could go on from. "
+                    "Choose another folder."
+                )
+            state = {"known": self.known, "before": None, "output_seconds": 0.0, "minutes": 0.0}
+            _write_json(record, state)
+            return state
+        state = json.loads(record.read_text(encoding="utf-8"))
+        for name, value in self.known.items():
+            if state["known"][name] != value:
+                raise InputError(
+                    f"--out {self.out}: begun with another {name.replace('_', ' ')} ({_short(state['known'][name])}, now "
+                    f"{_short(value)}). Choose another folder, or the same {name.replace('_', ' ')}."
+                )
+        return state
+
+    def _save_state(self) -> None:
+        _write_json(self.work / "state.json", self.state)
+
+    def run(self) -> dict:
+        identity = self.state.setdefault("corpus", self.corpus.folder.joinpath("corpus.json").stat().st_size)
+        del identity
+        if self.state["before"] is None:
+            self.state["before"] = dataclasses.asdict(self._measure(self.draft, "untrained draft"))
+            self._save_state()
+        self._make_outputs()
+        sitting = self._train()
+        self._save(sitting)
+        provenance = self._provenance(sitting, None)
+        if sitting.stop_asked:
+            return provenance
+        trained = TargetRunner.from_pretrained(self.out, rollback=self.target.rollback)
+        return self._provenance(sitting, self._measure(trained, "trained draft"))
+
+    def _measure(self, draft: PreTrainedModel | TargetRunner, stage: str) -> HeldOut:
+        if not isinstance(draft, TargetRunner):
+            draft = TargetRunner(draft, self.target.tokenizer, rollback=self.target.rollback)
+        settings = self.settings
+        return measure(
+            self.target,
+            draft,
+            self.prompts,
+            self.windows,
+            settings.k,
+            settings.new_tokens,
+            lambda text, share: self.progress(stage, share, text),
+        )
+
+    def _make_outputs(self) -> None:
+        """Adds to the pool of the target's own outputs until their share of the time is used."""
+        settings, pool_file = self.settings, self.work / "outputs.npy"
+        budget = 60 * settings.minutes * OUTPUT_SHARE
+        length = settings.length + 1
+        prompt = min(OUTPUT_PROMPT, length // 2)
+        sampler = self.corpus.sampler(settings.seed)
+        pool = [np.load(pool_file)] if pool_file.is_file() else []
+        while self.state["output_seconds"] < budget:
+            begun = time.monotonic()
+            made = sum(map(len, pool))
+            self.progress("outputs of the target", self.state["output_seconds"] / budget, f"{made} made")
+            windows = sampler.batch(made, 1, OUTPUT_ROWS, prompt - 1)
+            generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + made)
+            rows = continue_windows(self.model, windows, length, generator)
+            pool.append(rows.numpy().astype(self.corpus.dtype))
+            partial = pool_file.with_suffix(".partial.npy")
+            np.save(partial, np.concatenate(pool))
+            partial.replace(pool_file)
+            self.state["output_seconds"] += time.monotonic() - begun
+            self._save_state()
+        self.progress("outputs of the target", 1.0, f"{sum(map(len, pool))} made")
+
+    def _train(self) -> Sitting:
+        settings, draft = self.settings, self.draft
+        if not settings.train_shared:
+            for parameter in shared_parts(draft):
+                parameter.requires_grad_(False)
+        corpus = self.corpus.sampler(settings.seed)
+        outputs = OutputPool([self.work / "outputs.npy"], settings.seed)
+        losses: dict[str, float] = {}
+
+        def watch(row: dict) -> None:
+            losses.update(loss=row["draft_loss"], agreement=row["draft_agreement"])
+            text = f"loss {row['draft_loss']:.3f}, agreement {row['draft_agreement']:.0%}"
+            self.progress("training", row["progress"], f"{text}, {row['tokens_per_second']} tokens/s")
+
+        def train_step(step: int, share: float) -> tuple[dict[str, float], int]:
+            parts = [source.batch(step, 0, settings.rows, settings.length) for source in (corpus, outputs)]
+            inputs = torch.cat(parts)[:, :-1]
+            found = learn_from_target(self.model, {"draft": draft}, inputs)
+            if not np.isfinite(found["draft_loss"]):
+                raise HybridspecError(
+                    f"the loss is {found['draft_loss']} in step {step}: training went astray. Use a smaller --rate "
+                    "and another --out."
+                )
+            return found, inputs.numel()
+
+        kernels = training_kernels() if settings.length % CHUNK == 0 else nullcontext()
+        self.model.requires_grad_(False)
+        draft.train()
+        with kernels:
+            sitting = Sitting(
+                self.work,
+                {"draft": draft},
+                settings.minutes * (1 - OUTPUT_SHARE),
+                Processes(0, 1),
+                save_every=30.0,
+                muon_lr=0.02 * settings.rate,
+                adam_lr=4e-3 * settings.rate,
+                watch=watch,
+            )
+            sitting.run(train_step)
+        draft.eval()
+        self.state["losses"] = losses or self.state.get("losses")
+        self._save_state()
+        return sitting
+
+    def _save(self, sitting: Sitting) -> None:
+        self.draft.save_pretrained(self.out)
+        self.target.tokenizer.save_pretrained(self.out)
+
+    def _provenance(self, sitting: Sitting, after: HeldOut | None) -> dict:
+        settings = self.settings
+        provenance = {
+            "schema": 1,
+            "complete": after is not None,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": shlex.join(["hybridspec", *sys.argv[1:]]),
+            "target": {
+                "name": self.target.name,
+                "path": str(self.target.path) if self.target.path else None,
+                "model_type": self.target.config.model_type,
+                "layers": self.target.config.num_hidden_layers,
+                "sha256": self.known["target"],
+            },
+            "kept_layers": self.kept,
+            "parameters": sum(p.numel() for p in self.draft.parameters()),
+            "trained_parameters": sum(p.numel() for p in self.draft.parameters() if p.requires_grad),
+            "settings": dataclasses.asdict(settings),
+            "corpus": {
+                "tokens": self.corpus.tokens,
+                "held_out_texts": {name: len(texts) for name, texts in self.corpus.held_out.items()},
+            },
+            "steps": sitting.step,
+            "tokens_trained": sitting.tokens,
+            "minutes": {
+                "training": round(sitting.trained_seconds / 60, 2),
+                "outputs": round(self.state["output_seconds"] / 60, 2),
+            },
+            "losses": self.state["losses"],
+            "held_out": {"before": self.state["before"], "after": dataclasses.asdict(after) if after else None},
+            "threads": torch.get_num_threads(),
+            "versions": {name: version(name) for name in ("hybridspec", "torch", "transformers")},
+        }
+        _write_json(self.out / PROVENANCE, provenance)
+        return provenance
+
+
+def fingerprint(runner: TargetRunner) -> str:
+    """SHA-256 over config and weights: the same for a copy of the checkpoint elsewhere."""
+    digest = hashlib.sha256()
+    if runner.path is None:
+        for name, tensor in runner.model.state_dict().items():
+            digest.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+    files = sorted(runner.path.glob("*.safetensors")) or sorted(runner.path.glob("pytorch_model*.bin"))
+    for path in [runner.path / "config.json", *files]:
+        digest.update(path.name.encode())
+        with open(path, "rb") as file:
+            while part := file.read(2**24):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def _short(value: object) -> str:
+    return f"{value[:12]}..." if isinstance(value, str) and len(value) > 16 else str(value)
+
+
+def _write_json(path: Path, content: dict) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
