@@ -43,7 +43,7 @@ def measure(
     max_new_tokens: int,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> HeldOut:
-    """Decodes ``prompts`` (source, token ids) greedily with the draft, and compares both models on ``windows [n, T + 1]``."""
+    """Decodes ``prompts`` (source, token ids) greedily; compares both models on ``windows [n, T + 1]``."""
     strategy = SameArchitectureDraft(draft)
     by_source: dict[str, Statistics] = {}
     tokens = 0
@@ -67,4 +67,3 @@ def measure(
         target_loss=scores.target_loss,
         draft_loss=scores.draft_loss["draft"],
     )
-

@@ -13,13 +13,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hybridspec.drafts.training.data import WindowSampler
-from hybridspec.drafts.training.documents import read_documents, text_files
+from hybridspec.drafts.training.documents import read_documents
 from hybridspec.errors import InputError
 
 #: One document in forty is held out, by a hash of its text; of a file with fewer documents, the end of each.
 HELD_OUT_ONE_IN = 40
-#: Of one file, so many characters are read: more than ten minutes of training look at.
-MOST_CHARACTERS = 8_000_000
+#: Of one file, so many characters are used for each minute of training, more than it gets to see, and at least those
+#: of ten minutes.
+CHARACTERS_PER_MINUTE = 200_000
+#: Characters of the pieces that a held-out end is cut into, each a prompt of its own.
+PIECE = 1500
 #: Files with fewer tokens than so many windows are joined to one source.
 FEWEST_WINDOWS = 20
 JOINED = "other files"
@@ -35,7 +38,7 @@ class Corpus:
     dtype: type[np.integer]
 
     def sampler(self, seed: int) -> WindowSampler:
-        """Draws windows; a source's share is the square root of its size, so that a large one leaves room for others."""
+        """Draws windows; a source's share is the square root of its size, so that a large one leaves room."""
         return WindowSampler(self.folder, {name: count**0.5 for name, count in self.tokens.items()}, seed, self.dtype)
 
     def held_out_windows(self, tokenizer: PreTrainedTokenizerBase, length: int, count: int) -> Tensor:
@@ -82,9 +85,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[int
 def split(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     """(training documents, held-out ones)."""
     if len(documents) < HELD_OUT_ONE_IN:
-        cuts = [len(d) - max(1, len(d) // HELD_OUT_ONE_IN * 2) for d in documents]
-        parts = [(d[:cut], d[cut:]) for d, cut in zip(documents, cuts, strict=True)]
-        return [a for a, _ in parts if a.strip()], [b for _, b in parts if b.strip()]
+        cuts = [len(d) - len(d) // HELD_OUT_ONE_IN * 2 for d in documents]
+        ends = [d[cut:] for d, cut in zip(documents, cuts, strict=True)]
+        pieces = [end[start : start + PIECE] for end in ends for start in range(0, len(end), PIECE)]
+        return [d[:cut] for d, cut in zip(documents, cuts, strict=True)], [piece for piece in pieces if piece.strip()]
     keys = [int(hashlib.sha1(d.encode()).hexdigest(), 16) for d in documents]
     bar = sorted(keys)[len(keys) // HELD_OUT_ONE_IN - 1]
     return (
@@ -93,31 +97,33 @@ def split(documents: Sequence[str]) -> tuple[list[str], list[str]]:
     )
 
 
-def identity(files: Sequence[Path]) -> list[list]:
-    """Path, size and time of each file: tells corpora apart without reading them."""
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+def identity(files: Sequence[Path]) -> list[list[str | int]]:
+    """Name and size of each file: tells corpora apart without reading them."""
+    return [[f.name, f.stat().st_size] for f in files]
 
 
 def prepare(
-    paths: Sequence[Path],
+    files: Sequence[Path],
     held_out: Sequence[Path],
     tokenizer: PreTrainedTokenizerBase,
     vocab_size: int,
     folder: Path,
     length: int,
+    minutes: float,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> Corpus:
     """Reads the corpus and writes its token files into ``folder``, or finds them there from an earlier call.
 
     Args:
-        held_out: text to test on; without any, a part of the corpus is kept back.
+        files: see :func:`~hybridspec.drafts.training.documents.text_files`.
+        held_out: files to test on; without any, a part of the corpus is kept back.
         length: tokens of a training window; each source must fill one.
 
     Raises:
         InputError: a file is missing, broken or empty, or there is too little text.
     """
-    files, tests = text_files(paths), text_files(held_out)
-    known = {"files": identity(files), "held_out": identity(tests), "length": length}
+    most_characters = round(CHARACTERS_PER_MINUTE * max(10.0, minutes))
+    known = {"files": identity(files), "held_out": identity(held_out), "length": length, "characters": most_characters}
     record = folder / "corpus.json"
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
     if record.is_file():
@@ -130,22 +136,22 @@ def prepare(
     for number, file in enumerate(files):
         name = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
         documents = read_documents(file)
-        training, kept_back = (documents, []) if tests else split(documents)
+        training, kept_back = (documents, []) if held_out else split(documents)
         random.Random(0).shuffle(training)
         fresh: list[int] = []
         characters = 0
         for start in range(0, len(training), 64):
-            part = [document[: MOST_CHARACTERS - characters] for document in training[start : start + 64]]
+            part = [document[: most_characters - characters] for document in training[start : start + 64]]
             progress(f"reading {file.name}", (number + start / len(training)) / len(files))
             fresh += encode(tokenizer, [text for text in part if text])
             characters += sum(map(len, part))
-            if characters >= MOST_CHARACTERS:
+            if characters >= most_characters:
                 break
         if len(fresh) <= FEWEST_WINDOWS * length:
             name = JOINED
         ids.setdefault(name, []).extend(fresh)
         texts.setdefault(name, []).extend(kept_back)
-    for file in tests:
+    for file in held_out:
         name = file.name.removesuffix(".gz").rpartition(".")[0] or file.name
         texts.setdefault(name, []).extend(read_documents(file))
     if len(ids) > 1 and len(ids.get(JOINED, [])) <= length + 1:

@@ -58,7 +58,9 @@ def cut_model(target: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
         raise refuse(f"its config cannot say {', '.join(wanted)} and gives {', '.join(mixer_kinds(smaller))}")
     for number, layer in enumerate(kept):
         if type(new[number]) is not type(old[layer]):
-            raise refuse(f"its layer {number} would be a {type(new[number]).__name__}, not a {type(old[layer]).__name__}")
+            raise refuse(
+                f"its layer {number} would be a {type(new[number]).__name__}, not a {type(old[layer]).__name__}"
+            )
     source = target.state_dict()
     rename = _renaming(ours, theirs, kept, mixer_kinds(config))
     for name, tensor in draft.state_dict().items():

@@ -92,9 +92,7 @@ def _cut(before: dict, layers: int, kept: Sequence[int]) -> dict:
     return after
 
 
-def _period(
-    special: Sequence[bool], allowed: Callable[[int, int], bool] = lambda *_: True
-) -> tuple[int, int] | None:
+def _period(special: Sequence[bool], allowed: Callable[[int, int], bool] = lambda *_: True) -> tuple[int, int] | None:
     """(period, offset) so that exactly the special ones have number % period == offset; None if there is none."""
     for period in range(1, len(special) + 2):
         for offset in range(period):

@@ -23,11 +23,12 @@ from transformers import PreTrainedModel
 
 from hybridspec.decoder import check_length
 from hybridspec.drafts.distillation.acceptance import HeldOut, measure
-from hybridspec.drafts.distillation.corpus import Corpus, prepare
+from hybridspec.drafts.distillation.corpus import Corpus, identity, prepare
 from hybridspec.drafts.distillation.cut import check_kept, cut_model, shared_parts
 from hybridspec.drafts.distillation.layer_choice import choose_layers, default_count, layer_kinds
+from hybridspec.drafts.training.documents import text_files
 from hybridspec.drafts.training.kernels import CHUNK, training_kernels
-from hybridspec.drafts.training.matching import OutputPool, learn_from_target
+from hybridspec.drafts.training.matching import Lessons, OutputPool, learn
 from hybridspec.drafts.training.outputs import continue_windows
 from hybridspec.drafts.training.sitting import Processes, Sitting
 from hybridspec.errors import HybridspecError, InputError
@@ -36,7 +37,7 @@ from hybridspec.runner import TargetRunner
 PROVENANCE = "distillation.json"
 #: Share of the time that goes into outputs of the target to learn from, and how they are made.
 OUTPUT_SHARE = 0.2
-OUTPUT_ROWS = 24
+OUTPUT_ROWS = 16
 OUTPUT_PROMPT = 32
 
 #: ``progress(stage, share of the stage that is done, what is known)``.
@@ -63,12 +64,12 @@ class Settings:
     keep_layers: tuple[int, ...] | None = None
     minutes: float = 10.0
     k: int = 4
-    rows: int = 4
+    rows: int = 2
     length: int = 256
     seed: int = 0
     rate: float = 1.0
     prompts: int = 14
-    new_tokens: int = 64
+    new_tokens: int = 48
     train_shared: bool = False
 
     def __post_init__(self) -> None:
@@ -90,7 +91,7 @@ def distill(
     target: TargetRunner,
     corpus: Sequence[Path],
     out: Path,
-    settings: Settings = Settings(),  # noqa: B008 - frozen
+    settings: Settings = Settings(),
     held_out: Sequence[Path] = (),
     progress: Progress = lambda *_: None,
 ) -> dict:
@@ -132,15 +133,27 @@ class _Distillation:
         else:
             self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
         self.draft = cut_model(self.model, self.kept)
-        self.known = {"target": fingerprint(target), "kept_layers": self.kept, **settings.identity()}
+        files, tests = (text_files([Path(path) for path in paths]) for paths in (corpus, held_out))
+        if not files:
+            raise InputError("no corpus: give text files or folders of them")
+        # Whatever the prompt, it has two tokens.
+        check_length(target, [0, 0], settings.new_tokens, settings.k)
+        self.known = {
+            "target": fingerprint(target),
+            "kept_layers": self.kept,
+            "corpus": identity(files),
+            "heldout": identity(tests),
+            **settings.identity(),
+        }
         self.state = self._open()
         self.corpus: Corpus = prepare(
-            [Path(path) for path in corpus],
-            [Path(path) for path in held_out],
+            files,
+            tests,
             target.tokenizer,
             target.vocab_size,
             self.work / "tokens",
             settings.length,
+            settings.minutes,
             lambda text, share: progress("corpus", share, text),
         )
         self.prompts = self.corpus.prompts(target.tokenizer, settings.prompts, longest=96)
@@ -173,15 +186,15 @@ class _Distillation:
                     f"--out {self.out}: holds a checkpoint, and nothing that its training could go on from. "
                     "Choose another folder."
                 )
-            state = {"known": self.known, "before": None, "output_seconds": 0.0, "minutes": 0.0}
+            state = {"known": self.known, "before": None, "output_seconds": 0.0, "fresh_tokens": 0}
             _write_json(record, state)
             return state
         state = json.loads(record.read_text(encoding="utf-8"))
         for name, value in self.known.items():
             if state["known"][name] != value:
                 raise InputError(
-                    f"--out {self.out}: begun with another {name.replace('_', ' ')} ({_short(state['known'][name])}, now "
-                    f"{_short(value)}). Choose another folder, or the same {name.replace('_', ' ')}."
+                    f"--out {self.out}: begun with another {name.replace('_', ' ')} ({_short(state['known'][name])}, "
+                    f"now {_short(value)}). Choose another folder, or the same {name.replace('_', ' ')}."
                 )
         return state
 
@@ -189,8 +202,6 @@ class _Distillation:
         _write_json(self.work / "state.json", self.state)
 
     def run(self) -> dict:
-        identity = self.state.setdefault("corpus", self.corpus.folder.joinpath("corpus.json").stat().st_size)
-        del identity
         if self.state["before"] is None:
             self.state["before"] = dataclasses.asdict(self._measure(self.draft, "untrained draft"))
             self._save_state()
@@ -231,7 +242,11 @@ class _Distillation:
             self.progress("outputs of the target", self.state["output_seconds"] / budget, f"{made} made")
             windows = sampler.batch(made, 1, OUTPUT_ROWS, prompt - 1)
             generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + made)
-            rows = continue_windows(self.model, windows, length, generator)
+            share = self.state["output_seconds"] / budget
+            tick = lambda n, made=made, share=share: self.progress(  # noqa: E731
+                "outputs of the target", share, f"{made} made, {OUTPUT_ROWS} at {n} of {length} tokens"
+            )
+            rows = continue_windows(self.model, windows, length, generator, tick)
             pool.append(rows.numpy().astype(self.corpus.dtype))
             partial = pool_file.with_suffix(".partial.npy")
             np.save(partial, np.concatenate(pool))
@@ -247,6 +262,7 @@ class _Distillation:
                 parameter.requires_grad_(False)
         corpus = self.corpus.sampler(settings.seed)
         outputs = OutputPool([self.work / "outputs.npy"], settings.seed)
+        lessons = Lessons(self.model, 2 * settings.rows, settings.length, settings.seed)
         losses: dict[str, float] = {}
 
         def watch(row: dict) -> None:
@@ -254,16 +270,19 @@ class _Distillation:
             text = f"loss {row['draft_loss']:.3f}, agreement {row['draft_agreement']:.0%}"
             self.progress("training", row["progress"], f"{text}, {row['tokens_per_second']} tokens/s")
 
-        def train_step(step: int, share: float) -> tuple[dict[str, float], int]:
+        def draw(step: int) -> torch.Tensor:
             parts = [source.batch(step, 0, settings.rows, settings.length) for source in (corpus, outputs)]
-            inputs = torch.cat(parts)[:, :-1]
-            found = learn_from_target(self.model, {"draft": draft}, inputs)
+            return torch.cat(parts)[:, :-1]
+
+        def train_step(step: int, share: float) -> tuple[dict[str, float], int]:
+            rows = 2 * settings.rows
+            found = learn({"draft": draft}, lessons.step(step, lambda: draw(step)), rows)
             if not np.isfinite(found["draft_loss"]):
                 raise HybridspecError(
                     f"the loss is {found['draft_loss']} in step {step}: training went astray. Use a smaller --rate "
                     "and another --out."
                 )
-            return found, inputs.numel()
+            return found, rows * settings.length
 
         kernels = training_kernels() if settings.length % CHUNK == 0 else nullcontext()
         self.model.requires_grad_(False)
@@ -281,6 +300,7 @@ class _Distillation:
             )
             sitting.run(train_step)
         draft.eval()
+        self.state["fresh_tokens"] += lessons.fresh_tokens
         self.state["losses"] = losses or self.state.get("losses")
         self._save_state()
         return sitting
@@ -313,6 +333,7 @@ class _Distillation:
             },
             "steps": sitting.step,
             "tokens_trained": sitting.tokens,
+            "different_tokens": self.state["fresh_tokens"],
             "minutes": {
                 "training": round(sitting.trained_seconds / 60, 2),
                 "outputs": round(self.state["output_seconds"] / 60, 2),

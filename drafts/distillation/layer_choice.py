@@ -19,8 +19,8 @@ def layer_list(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers and "vis" not in name:
             return name, module
     raise UnsupportedLayerError(
-        f"{config.model_type}: {type(model).__name__} has no list of its {config.num_hidden_layers} layers, so no draft "
-        "can be cut from it"
+        f"{config.model_type}: {type(model).__name__} has no list of its {config.num_hidden_layers} layers, so no "
+        "draft can be cut from it"
     )
 
 
@@ -53,7 +53,9 @@ def choose_layers(kinds: Sequence[tuple[str, Hashable]], count: int) -> list[int
         InputError: ``count`` is not between 1 and the number of layers.
     """
     if not 1 <= count <= len(kinds):
-        raise InputError(f"a draft of {count} layers cannot be cut from a target of {len(kinds)}: choose 1 to {len(kinds)}")
+        raise InputError(
+            f"a draft of {count} layers cannot be cut from a target of {len(kinds)}: choose 1 to {len(kinds)}"
+        )
     stretch = _typical_stretch(kinds, count)
     last = len(kinds) - 1
     wanted = [position * last / max(1, count - 1) for position in range(count)]

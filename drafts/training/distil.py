@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
 from hybridspec.drafts.training.data import WindowSampler
 from hybridspec.drafts.training.kernels import training_kernels
-from hybridspec.drafts.training.matching import OutputPool, learn_from_target
+from hybridspec.drafts.training.matching import OutputPool, learn, target_logits
 from hybridspec.drafts.training.sitting import Processes, Sitting
 from hybridspec.drafts.training.target import compile_layers, make_config, make_model
 from hybridspec.drafts.training.tokenizer import load_tokenizer
@@ -63,7 +63,7 @@ def main() -> None:
         def train_step(step: int, progress: float) -> tuple[dict[str, float], int]:
             parts = [s.batch(step, processes.rank, arguments.rows, arguments.length) for s in (corpus, outputs)]
             inputs = torch.cat(parts)[:, :-1]
-            return learn_from_target(target, drafts, inputs), inputs.numel()
+            return learn(drafts, [(inputs, target_logits(target, inputs))], len(inputs)), inputs.numel()
 
         sitting.run(train_step)
     if processes.rank == 0:

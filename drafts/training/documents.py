@@ -24,7 +24,9 @@ def text_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = [f for f in sorted(path.rglob("*")) if f.is_file() and f.name.removesuffix(".gz").endswith(SUFFIXES)]
+            inside = [
+                f for f in sorted(path.rglob("*")) if f.is_file() and f.name.removesuffix(".gz").endswith(SUFFIXES)
+            ]
             if not inside:
                 raise InputError(f"{path}: no text in this folder ({', '.join(SUFFIXES)}, each also with .gz)")
             files += inside

@@ -9,6 +9,7 @@ sampled at 0.7, a third at 1. The file grows by batches: a second run with more 
 import argparse
 import inspect
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,17 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 @torch.inference_mode()
-def continue_windows(model: PreTrainedModel, windows: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """Token ids ``[rows, length]`` that begin with ``windows [rows, prompt]``; row i uses temperature i modulo 3."""
+def continue_windows(
+    model: PreTrainedModel,
+    windows: Tensor,
+    length: int,
+    generator: torch.Generator,
+    tick: Callable[[int], None] = lambda _: None,
+) -> Tensor:
+    """Token ids ``[rows, length]`` that begin with ``windows [rows, prompt]``; row i uses temperature i modulo 3.
+
+    ``tick`` is told each length that is reached.
+    """
     rows = windows.shape[0]
     temperatures = torch.tensor(TEMPERATURES).repeat(-(-rows // len(TEMPERATURES)))[:rows]
     greedy = temperatures == 0.0
@@ -44,6 +54,7 @@ def continue_windows(model: PreTrainedModel, windows: Tensor, length: int, gener
         sampled = torch.multinomial(probabilities, 1, generator=generator)
         block = torch.where(greedy.unsqueeze(1), logits.argmax(-1, keepdim=True), sampled)
         tokens.append(block)
+        tick(position + 1)
     return torch.cat(tokens, 1)
 
 

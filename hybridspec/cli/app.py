@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import families, generate, tune
+from hybridspec.cli import distill, families, generate, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("tune", help=tune.HELP)(tune.tune)
 app.command("generate", help=generate.HELP)(generate.generate)
+app.command("distill", help=distill.HELP)(distill.distill)
 app.command("families", help=families.HELP)(families.families)
 
 
