@@ -23,6 +23,7 @@ HELD_OUT_ONE_IN = 40
 CHARACTERS_PER_MINUTE = 200_000
 #: Characters of the pieces that a held-out end is cut into, each a prompt of its own.
 PIECE = 1500
+FEWEST_HELD_OUT = 16
 #: Files with fewer tokens than so many windows are joined to one source.
 FEWEST_WINDOWS = 20
 JOINED = "other files"
@@ -163,8 +164,11 @@ def prepare(
             "--corpus, or a smaller --length"
         )
     texts = {name: random.Random(0).sample(part, len(part)) for name, part in texts.items() if part}
-    if not any(texts.values()):
-        raise InputError("nothing of the corpus could be held out: give text to test on with --heldout")
+    if max((len(encode(tokenizer, part)) for part in texts.values()), default=0) < FEWEST_HELD_OUT:
+        raise InputError(
+            f"less than {FEWEST_HELD_OUT} tokens are held out: give more text with --corpus, or text to test on with "
+            "--heldout"
+        )
     for number, (name, part) in enumerate(ids.items()):
         progress("writing token files", number / len(ids))
         np.array(part, dtype=dtype).tofile(folder / f"{name}.bin")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from hybridspec.drafts.distillation.cut_config import cut_config
 from hybridspec.drafts.distillation.layer_choice import layer_list, mixer_kinds
@@ -44,6 +44,10 @@ def cut_model(target: PreTrainedModel, kept: Sequence[int]) -> PreTrainedModel:
 
     if (every := getattr(config, "rescale_every", 0)) and config.num_hidden_layers > every:
         raise refuse(f"its weights are scaled by depth every {every} layers (rescale_every)")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedLayerError(
+            f"{config.model_type}: transformers has no causal language model of this type alone, so no draft can be cut"
+        )
     try:
         smaller = cut_config(config, kept)
         with torch.random.fork_rng():

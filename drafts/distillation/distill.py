@@ -7,11 +7,12 @@ what a later call goes on from (token files, the target's outputs, optimizer sta
 import dataclasses
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -21,18 +22,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hybridspec.decoder import check_length
-from hybridspec.drafts.distillation.acceptance import HeldOut, measure
+from hybridspec.decoder import check_length, decode
+from hybridspec.drafts.distillation.acceptance import measure
 from hybridspec.drafts.distillation.corpus import Corpus, identity, prepare
 from hybridspec.drafts.distillation.cut import check_kept, cut_model, shared_parts
 from hybridspec.drafts.distillation.layer_choice import choose_layers, default_count, layer_kinds
 from hybridspec.drafts.training.documents import text_files
 from hybridspec.drafts.training.kernels import CHUNK, training_kernels
 from hybridspec.drafts.training.matching import Lessons, OutputPool, learn
-from hybridspec.drafts.training.outputs import continue_windows
+from hybridspec.drafts.training.outputs import TEMPERATURES, continue_windows
 from hybridspec.drafts.training.sitting import Processes, Sitting
-from hybridspec.errors import HybridspecError, InputError
+from hybridspec.errors import HybridspecError, InputError, UnsupportedLayerError
 from hybridspec.runner import TargetRunner
+from hybridspec.sampling import Sampling
 
 PROVENANCE = "distillation.json"
 #: Share of the time that goes into outputs of the target to learn from, and how they are made.
@@ -132,7 +134,7 @@ class _Distillation:
             self.kept = check_kept(settings.keep_layers, len(kinds))
         else:
             self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
-        self.draft = cut_model(self.model, self.kept)
+        self.draft = cut_model(self.model, self.kept).float()
         files, tests = (text_files([Path(path) for path in paths]) for paths in (corpus, held_out))
         if not files:
             raise InputError("no corpus: give text files or folders of them")
@@ -178,6 +180,8 @@ class _Distillation:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {self.out}: cannot make this folder: {error.strerror}") from error
+        if not os.access(self.work, os.W_OK):
+            raise InputError(f"--out {self.out}: this folder is not writable. Choose another.")
         record = self.work / "state.json"
         if not record.is_file():
             if (self.out / "config.json").exists():
@@ -186,10 +190,11 @@ class _Distillation:
                     f"--out {self.out}: holds a checkpoint, and nothing that its training could go on from. "
                     "Choose another folder."
                 )
-            state = {"known": self.known, "before": None, "output_seconds": 0.0, "fresh_tokens": 0}
+            state = {"known": self.known, "held_out": {}, "losses": None, "output_seconds": 0.0, "fresh_tokens": 0}
             _write_json(record, state)
             return state
-        state = json.loads(record.read_text(encoding="utf-8"))
+        with self._going_on(record):
+            state = json.loads(record.read_text(encoding="utf-8"))
         for name, value in self.known.items():
             if state["known"][name] != value:
                 raise InputError(
@@ -198,35 +203,50 @@ class _Distillation:
                 )
         return state
 
+    @contextmanager
+    def _going_on(self, path: Path) -> Iterator[None]:
+        """Turns whatever is wrong with a file of an earlier sitting into an :class:`InputError`."""
+        try:
+            yield
+        except Exception as error:
+            raise InputError(
+                f"{path}: training cannot go on from it ({error}). Delete the folder {self.out}, or choose another."
+            ) from error
+
     def _save_state(self) -> None:
         _write_json(self.work / "state.json", self.state)
 
     def run(self) -> dict:
-        if self.state["before"] is None:
-            self.state["before"] = dataclasses.asdict(self._measure(self.draft, "untrained draft"))
-            self._save_state()
+        rollback = self.target.rollback
+        before = self._measured("before", 0, lambda: TargetRunner(self.draft, self.target.tokenizer, rollback))
         self._make_outputs()
         sitting = self._train()
-        self._save(sitting)
-        provenance = self._provenance(sitting, None)
+        self.draft.save_pretrained(self.out)
+        self.target.tokenizer.save_pretrained(self.out)
+        provenance = self._provenance(sitting, before, None)
         if sitting.stop_asked:
             return provenance
-        trained = TargetRunner.from_pretrained(self.out, rollback=self.target.rollback)
-        return self._provenance(sitting, self._measure(trained, "trained draft"))
+        load = lambda: TargetRunner.from_pretrained(self.out, rollback=rollback)  # noqa: E731
+        return self._provenance(sitting, before, self._measured("after", sitting.step, load))
 
-    def _measure(self, draft: PreTrainedModel | TargetRunner, stage: str) -> HeldOut:
-        if not isinstance(draft, TargetRunner):
-            draft = TargetRunner(draft, self.target.tokenizer, rollback=self.target.rollback)
-        settings = self.settings
-        return measure(
-            self.target,
-            draft,
-            self.prompts,
-            self.windows,
-            settings.k,
-            settings.new_tokens,
-            lambda text, share: self.progress(stage, share, text),
-        )
+    def _measured(self, name: str, steps: int, load: Callable[[], TargetRunner]) -> dict:
+        """Held-out figures of the draft after ``steps``, measured now or in an earlier sitting."""
+        settings, stored = self.settings, self.state["held_out"]
+        key = [steps, settings.k, settings.prompts, settings.new_tokens]
+        if stored.get(name, {}).get("key") != key:
+            stage = f"held-out text, {name}"
+            figures = measure(
+                self.target,
+                load(),
+                self.prompts,
+                self.windows,
+                settings.k,
+                settings.new_tokens,
+                lambda text, share: self.progress(stage, share, text),
+            )
+            stored[name] = {"key": key, "figures": dataclasses.asdict(figures)}
+            self._save_state()
+        return stored[name]["figures"]
 
     def _make_outputs(self) -> None:
         """Adds to the pool of the target's own outputs until their share of the time is used."""
@@ -235,7 +255,8 @@ class _Distillation:
         length = settings.length + 1
         prompt = min(OUTPUT_PROMPT, length // 2)
         sampler = self.corpus.sampler(settings.seed)
-        pool = [np.load(pool_file)] if pool_file.is_file() else []
+        with self._going_on(pool_file):
+            pool = [np.load(pool_file)] if pool_file.is_file() else []
         while self.state["output_seconds"] < budget:
             begun = time.monotonic()
             made = sum(map(len, pool))
@@ -246,7 +267,10 @@ class _Distillation:
             tick = lambda n, made=made, share=share: self.progress(  # noqa: E731
                 "outputs of the target", share, f"{made} made, {OUTPUT_ROWS} at {n} of {length} tokens"
             )
-            rows = continue_windows(self.model, windows, length, generator, tick)
+            try:
+                rows = continue_windows(self.model, windows, length, generator, tick)
+            except UnsupportedLayerError:
+                rows = self._continue_one_by_one(windows, length, generator, tick)
             pool.append(rows.numpy().astype(self.corpus.dtype))
             partial = pool_file.with_suffix(".partial.npy")
             np.save(partial, np.concatenate(pool))
@@ -254,6 +278,20 @@ class _Distillation:
             self.state["output_seconds"] += time.monotonic() - begun
             self._save_state()
         self.progress("outputs of the target", 1.0, f"{sum(map(len, pool))} made")
+
+    def _continue_one_by_one(
+        self, windows: torch.Tensor, length: int, generator: torch.Generator, tick: Callable[[int], None]
+    ) -> torch.Tensor:
+        """As :func:`continue_windows`, for a model that only our own sessions can continue."""
+        rows = []
+        for number, window in enumerate(windows.tolist()):
+            sampling = Sampling(TEMPERATURES[number % len(TEMPERATURES)])
+            options = {"max_new_tokens": length - len(window), "sampling": sampling, "generator": generator}
+            rows.append(
+                [*window, *(token.id for token in decode(self.target, window, stop_tokens=frozenset(), **options))]
+            )
+            tick(round(length * (number + 1) / len(windows)))
+        return torch.tensor(rows)
 
     def _train(self) -> Sitting:
         settings, draft = self.settings, self.draft
@@ -284,10 +322,9 @@ class _Distillation:
                 )
             return found, rows * settings.length
 
-        kernels = training_kernels() if settings.length % CHUNK == 0 else nullcontext()
         self.model.requires_grad_(False)
         draft.train()
-        with kernels:
+        with self._going_on(self.work / "checkpoint.pt"):
             sitting = Sitting(
                 self.work,
                 {"draft": draft},
@@ -298,18 +335,15 @@ class _Distillation:
                 adam_lr=4e-3 * settings.rate,
                 watch=watch,
             )
+        with _kernels(settings.length):
             sitting.run(train_step)
         draft.eval()
         self.state["fresh_tokens"] += lessons.fresh_tokens
-        self.state["losses"] = losses or self.state.get("losses")
+        self.state["losses"] = losses or self.state["losses"]
         self._save_state()
         return sitting
 
-    def _save(self, sitting: Sitting) -> None:
-        self.draft.save_pretrained(self.out)
-        self.target.tokenizer.save_pretrained(self.out)
-
-    def _provenance(self, sitting: Sitting, after: HeldOut | None) -> dict:
+    def _provenance(self, sitting: Sitting, before: dict, after: dict | None) -> dict:
         settings = self.settings
         provenance = {
             "schema": 1,
@@ -339,7 +373,7 @@ class _Distillation:
                 "outputs": round(self.state["output_seconds"] / 60, 2),
             },
             "losses": self.state["losses"],
-            "held_out": {"before": self.state["before"], "after": dataclasses.asdict(after) if after else None},
+            "held_out": {"before": before, "after": after},
             "threads": torch.get_num_threads(),
             "versions": {name: version(name) for name in ("hybridspec", "torch", "transformers")},
         }
@@ -347,12 +381,16 @@ class _Distillation:
         return provenance
 
 
+def _kernels(length: int) -> AbstractContextManager:
+    return training_kernels() if length % CHUNK == 0 else nullcontext()
+
+
 def fingerprint(runner: TargetRunner) -> str:
     """SHA-256 over config and weights: the same for a copy of the checkpoint elsewhere."""
     digest = hashlib.sha256()
     if runner.path is None:
         for name, tensor in runner.model.state_dict().items():
-            digest.update(name.encode() + tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(name.encode() + tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
     files = sorted(runner.path.glob("*.safetensors")) or sorted(runner.path.glob("pytorch_model*.bin"))
     for path in [runner.path / "config.json", *files]:

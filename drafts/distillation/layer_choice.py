@@ -39,8 +39,10 @@ def layer_kinds(model: PreTrainedModel) -> list[tuple[str, Hashable]]:
 
 
 def default_count(kinds: Sequence[tuple[str, Hashable]]) -> int:
-    """A twelfth of the target's layers, and at least one of each kind of mixer: a draft must be cheap first."""
-    return min(len(kinds), max(len({mixer for mixer, _ in kinds}), round(len(kinds) / 12)))
+    """A twelfth of the target's layers, but two, and one of each kind of mixer, where it has more: a draft must be
+    cheap first.
+    """
+    return max(1, min(len(kinds) - 1, max(2, len({mixer for mixer, _ in kinds}), round(len(kinds) / 12))))
 
 
 def choose_layers(kinds: Sequence[tuple[str, Hashable]], count: int) -> list[int]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hybridspec.drafts.training.data import WindowSampler
+from hybridspec.errors import UnsupportedLayerError
 from hybridspec.runner import CACHE_ARGUMENTS
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -34,6 +35,9 @@ def continue_windows(
     """Token ids ``[rows, length]`` that begin with ``windows [rows, prompt]``; row i uses temperature i modulo 3.
 
     ``tick`` is told each length that is reached.
+
+    Raises:
+        UnsupportedLayerError: the model does not give its past away, so that it could be continued.
     """
     rows = windows.shape[0]
     temperatures = torch.tensor(TEMPERATURES).repeat(-(-rows // len(TEMPERATURES)))[:rows]
@@ -47,7 +51,9 @@ def continue_windows(
             start = position - block.shape[1]
             options["position_ids"] = torch.arange(start, position).expand(rows, -1)
         output = model(input_ids=block, use_cache=True, **options)
-        options[cache_argument] = getattr(output, cache_argument)
+        options[cache_argument] = getattr(output, cache_argument, None)
+        if options[cache_argument] is None:
+            raise UnsupportedLayerError(f"{type(model).__name__} returns no cache to continue from")
         logits = output.logits[:, -1]
         scaled = logits / temperatures.clamp(min=1e-6).unsqueeze(1)
         probabilities = torch.where(greedy.unsqueeze(1), logits, scaled).softmax(-1)
