@@ -1,12 +1,12 @@
 """Workloads: named sets of prompts, from JSON Lines files."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
+from hybridspec.json_lines import json_lines
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,11 @@ def load_workload(path: Path) -> Workload:
         raise InputError(f"{path}: no such workload file")
     prompts = []
     try:
-        # Not splitlines: JSON strings may hold other line separators as they are. A byte order mark is Windows' habit.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        # A byte order mark is Windows' habit.
+        content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number}: not valid JSON: {error.msg} at column {error.colno}") from error
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number}: cannot be read as JSON: {error}") from error
+    for number, row in json_lines(content, path):
         text = row.get("prompt") if isinstance(row, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise InputError(f'{path}, line {number}: field "prompt" is missing, empty or not a string')

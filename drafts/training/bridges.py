@@ -26,7 +26,7 @@ from hybridspec.drafts.bridges import (
     save_bridges,
 )
 from hybridspec.drafts.reduced import ReducedModel
-from hybridspec.drafts.training.documents import Documents
+from hybridspec.drafts.training.text_windows import Documents
 from hybridspec.drafts.training.sitting import Processes, Sitting
 from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner

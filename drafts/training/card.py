@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hybridspec.drafts.training.kernels import CHUNK, training_kernels
+from hybridspec.drafts.training.matching import rows_at_once
 from hybridspec.drafts.training.tokenizer import load_tokenizer
 from hybridspec.runner import TargetRunner
 
@@ -60,7 +61,7 @@ def score(
     target.
     """
     totals: dict[str, float] = {}
-    for row in windows.split(4):
+    for row in windows.split(min(4, rows_at_once(target, windows.shape[1]))):
         inputs, labels = row[:, :-1], row[:, 1:].flatten()
         p = target(input_ids=inputs, use_cache=False).logits.flatten(0, 1).log_softmax(-1)
         totals["target"] = totals.get("target", 0.0) - p.gather(1, labels[:, None]).sum().item()

@@ -5,7 +5,6 @@ lines.
 """
 
 import argparse
-import gzip
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybridspec.drafts.training.documents import read_documents
 from hybridspec.drafts.training.tasks import task_documents
-from hybridspec.drafts.training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from hybridspec.drafts.training.tokenizer import load_tokenizer, train_tokenizer
 
 #: Share of training windows drawn from each domain.
 MIXTURE = {
@@ -28,13 +28,6 @@ MIXTURE = {
     "math": 0.08,
     "tasks": 0.08,
 }
-
-
-def read_documents(path: Path) -> list[str]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        documents = [d.strip("\n") for d in file.read().split(f"\n{END_OF_TEXT}\n")]
-    return [d for d in documents if d.strip() and d.strip() != END_OF_TEXT]
 
 
 def is_permissive(document: str) -> bool:
@@ -101,12 +94,14 @@ def prepare(
 class WindowSampler:
     """Draws windows of tokens by domain share; the same (seed, step, rank) always gives the same batch."""
 
-    def __init__(self, folder: Path, mixture: dict[str, float] = MIXTURE, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, mixture: dict[str, float] = MIXTURE, seed: int = 0, dtype: type[np.integer] = np.uint16
+    ) -> None:
         missing = [d for d in mixture if not (folder / f"{d}.bin").is_file()]
         if missing:
             raise FileNotFoundError(f"{folder}: no token file for {', '.join(missing)}. Run the data step first.")
         self.domains = list(mixture)
-        self.tokens = [np.memmap(folder / f"{d}.bin", np.uint16, "r") for d in self.domains]
+        self.tokens = [np.memmap(folder / f"{d}.bin", dtype, "r") for d in self.domains]
         shares = np.array([mixture[d] for d in self.domains])
         self.shares = shares / shares.sum()
         self.seed = seed
@@ -117,7 +112,8 @@ class WindowSampler:
         windows = []
         for domain in rng.choice(len(self.domains), rows, p=self.shares):
             tokens = self.tokens[domain]
-            start = rng.integers(0, len(tokens) - length - 1)
+            # The window that ends with the file was never drawn; a file of one window has no other.
+            start = rng.integers(0, max(1, len(tokens) - length - 1))
             windows.append(tokens[start : start + length + 1].astype(np.int64))
         return torch.from_numpy(np.stack(windows))
 

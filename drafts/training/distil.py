@@ -7,16 +7,14 @@ All drafts learn from one forward pass of the frozen target. They start from its
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
 from hybridspec.drafts.training.data import WindowSampler
 from hybridspec.drafts.training.kernels import training_kernels
+from hybridspec.drafts.training.matching import OutputPool, learn, target_logits
 from hybridspec.drafts.training.sitting import Processes, Sitting
 from hybridspec.drafts.training.target import compile_layers, make_config, make_model
 from hybridspec.drafts.training.tokenizer import load_tokenizer
@@ -32,17 +30,6 @@ def make_draft(target: Qwen3_5ForCausalLM, layers: int, intermediate_size: int, 
         draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
         draft.model.norm.weight.copy_(target.model.norm.weight)
     return draft
-
-
-class OutputPool:
-    """Rows of the target's own outputs; the same (seed, step, rank) always gives the same rows."""
-
-    def __init__(self, paths: Sequence[Path], seed: int) -> None:
-        self.rows, self.seed = np.concatenate([np.load(path) for path in paths]), seed
-
-    def batch(self, step: int, rank: int, rows: int, length: int) -> Tensor:
-        rng = np.random.default_rng([self.seed, step, rank, 1])
-        return torch.from_numpy(self.rows[rng.integers(0, len(self.rows), rows), : length + 1].astype(np.int64))
 
 
 def main() -> None:
@@ -76,18 +63,7 @@ def main() -> None:
         def train_step(step: int, progress: float) -> tuple[dict[str, float], int]:
             parts = [s.batch(step, processes.rank, arguments.rows, arguments.length) for s in (corpus, outputs)]
             inputs = torch.cat(parts)[:, :-1]
-            with torch.no_grad():
-                logits = target(input_ids=inputs, use_cache=False).logits
-                p, best = logits.softmax(-1), logits.argmax(-1)
-            losses = {}
-            for name, draft in drafts.items():
-                q = draft(input_ids=inputs, use_cache=False).logits.log_softmax(-1)
-                # Cross-entropy to the target's distribution: its gradient is that of the Kullback-Leibler divergence.
-                loss = -(p * q).sum(-1).mean()
-                loss.backward()
-                losses[f"{name}_loss"] = loss.item()
-                losses[f"{name}_agreement"] = (q.argmax(-1) == best).float().mean().item()
-            return losses, inputs.numel()
+            return learn(drafts, [(inputs, target_logits(target, inputs))], len(inputs)), inputs.numel()
 
         sitting.run(train_step)
     if processes.rank == 0:

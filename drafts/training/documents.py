@@ -1,61 +1,75 @@
-"""Windows of tokens straight from text files, in whatever vocabulary, without a preparatory step."""
+"""Documents of text files: plain, compressed, or JSON Lines."""
 
+import gzip
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from hybridspec.drafts.training.data import read_documents
+from hybridspec.drafts.training.tokenizer import END_OF_TEXT
 from hybridspec.errors import InputError
+from hybridspec.json_lines import json_lines
 
-SUFFIXES = (".txt", ".txt.gz")
-#: Characters that a token has at most, on average over a window; too few and another document follows.
-CHARACTERS = 6
+#: What is read of a folder, as it is or compressed with gzip.
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl")
+#: Fields of a JSON Lines row that hold its text, best first.
+TEXT_FIELDS = ("text", "prompt")
 
 
-class Documents:
-    """Text files and windows drawn from them; each file has the same share, whatever its size.
-
-    Args:
-        path: a ``.txt`` or ``.txt.gz`` file, or a folder of them; ``<|endoftext|>`` lines separate documents.
+def text_files(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and those of folders that look like text, folders below included.
 
     Raises:
-        InputError: there is no such file, or no text in it.
+        InputError: a path does not exist, or a folder holds no such file.
     """
-
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or folder. Give text files as the corpus.")
-        files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.name.endswith(SUFFIXES))
-        if not files or not all(f.name.endswith(SUFFIXES) for f in files):
-            raise InputError(f"{path}: no {' or '.join(SUFFIXES)} file. Give text files as the corpus.")
-        self.files = {f.name.removesuffix(".gz"): _documents(f) for f in files}
-        self._tokenizer, self._seed = tokenizer, seed
-
-    def windows(self, step: int, rows: int, length: int) -> Tensor:
-        """int64 token ids ``[rows, length]``; the same (seed, step) always gives the same."""
-        rng = np.random.default_rng([self._seed, step])
-        names = rng.choice(sorted(self.files), rows)
-        return torch.tensor([self._window(self.files[name], rng, length) for name in names])
-
-    def _window(self, documents: list[str], rng: np.random.Generator, length: int) -> list[int]:
-        tokens: list[int] = []
-        reach = CHARACTERS * length
-        while len(tokens) < length:
-            document = documents[rng.integers(len(documents))]
-            start = int(rng.integers(max(1, len(document) - reach // 2)))
-            part = document[start : start + reach]
-            tokens += self._tokenizer(part, add_special_tokens=start == 0)["input_ids"]
-        return tokens[:length]
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = [
+                f for f in sorted(path.rglob("*")) if f.is_file() and f.name.removesuffix(".gz").endswith(SUFFIXES)
+            ]
+            if not inside:
+                raise InputError(f"{path}: no text in this folder ({', '.join(SUFFIXES)}, each also with .gz)")
+            files += inside
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise InputError(f"{path}: no such file or folder")
+    return list(dict.fromkeys(files))
 
 
-def _documents(path: Path) -> list[str]:
+def read_documents(path: Path) -> list[str]:
+    """The documents of one file that are not blank.
+
+    JSON Lines (``.jsonl``) give one for each row, its ``text`` or ``prompt``; other files are split at lines that say
+    ``<|endoftext|>``. ``.gz`` is unpacked.
+
+    Raises:
+        InputError: the file is not readable, not gzip, not UTF-8, not JSON Lines, or has no text.
+    """
     try:
-        documents = read_documents(path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: not a whole gzip file: {error}. Copy it again.") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        documents = [_text_of(row, path, number) for number, row in json_lines(text, path)]
+    else:
+        documents = [document.strip("\n") for document in text.split(f"\n{END_OF_TEXT}\n")]
+    documents = [document for document in documents if document.strip() and document.strip() != END_OF_TEXT]
     if not documents:
         raise InputError(f"{path}: no text in it")
     return documents
+
+
+def _text_of(row: object, path: Path, number: int) -> str:
+    texts = [row.get(field) for field in TEXT_FIELDS] if isinstance(row, dict) else []
+    found = next((text for text in texts if isinstance(text, str)), None)
+    if found is None:
+        raise InputError(f"{path}, line {number}: neither field {' nor '.join(map(repr, TEXT_FIELDS))} holds a string")
+    return found

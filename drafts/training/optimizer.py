@@ -24,16 +24,23 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class MuonAdamW:
-    """Steps every parameter of a model; the state goes to and from a checkpoint with ``state_dict``."""
+    """Steps every parameter of a model that requires a gradient; the state goes to and from a checkpoint with
+    ``state_dict``.
+    """
 
     def __init__(self, model: nn.Module, muon_lr: float = 0.02, adam_lr: float = 4e-3, momentum: float = 0.95) -> None:
-        matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed" not in n and min(p.shape) > 8]
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        # Mamba's matrix of decays is no map from inputs to outputs.
+        others = ("embed", "A_log")
+        matrices = [
+            p for n, p in trained if p.dim() == 2 and min(p.shape) > 8 and not any(other in n for other in others)
+        ]
         chosen = {id(p) for p in matrices}
         self.groups: dict[str, list[nn.Parameter]] = {}
         for p in matrices:
             self.groups.setdefault("x".join(map(str, p.shape)), []).append(p)
         self.momenta = {k: torch.zeros(len(g), *g[0].shape) for k, g in self.groups.items()}
-        rest = [p for p in model.parameters() if id(p) not in chosen]
+        rest = [p for _, p in trained if id(p) not in chosen]
         self.adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
         self.muon_lr, self.adam_lr, self.momentum = muon_lr, adam_lr, momentum
 
@@ -41,7 +48,8 @@ class MuonAdamW:
     def step(self, scale: float) -> None:
         """Applies and clears the gradients, with both learning rates multiplied by ``scale``."""
         for name, parameters in self.groups.items():
-            gradients = torch.stack([p.grad for p in parameters])
+            # An expert that no token went to has no gradient.
+            gradients = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
             momentum = self.momenta[name].mul_(self.momentum).add_(gradients)
             update = orthogonalise(gradients.add(momentum, alpha=self.momentum))
             rows, columns = parameters[0].shape

@@ -8,8 +8,10 @@ at zero on a busy machine as on a quiet one. Several processes average their gra
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +41,7 @@ class Processes:
     def average_gradients(self, models: Iterable[nn.Module]) -> None:
         if self.count == 1:
             return
-        gradients = [p.grad for m in models for p in m.parameters()]
+        gradients = [p.grad for m in models for p in m.parameters() if p.grad is not None]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat)
         flat /= self.count
@@ -67,6 +69,7 @@ class Sitting:
         out: folder of ``checkpoint.pt``, ``log.jsonl`` and, at the end, the saved models.
         models: name to model; all are stepped together.
         minutes: the whole budget, over all sittings.
+        watch: called after each step with what else would be printed now and then.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Sitting:
         save_every: float = 120.0,
         muon_lr: float = 0.02,
         adam_lr: float = 4e-3,
+        watch: Callable[[dict], None] | None = None,
     ) -> None:
+        self.watch = watch
         self.out, self.models, self.processes, self.save_every = out, models, processes, save_every
         self.budget = 60.0 * minutes
         self.optimizers = {name: MuonAdamW(model, muon_lr, adam_lr) for name, model in models.items()}
@@ -101,8 +106,11 @@ class Sitting:
             model.load_state_dict(state["models"][name])
             self.optimizers[name].load_state_dict(state["optimizers"][name])
         self.step, self.tokens, self.trained_seconds = state["step"], state["tokens"], state["trained_seconds"]
-        if self.processes.rank == 0:
-            print(f"resumed at step {self.step}, {self.tokens / 1e6:.2f}M tokens, {self.progress:.0%} done", flush=True)
+        self._say(f"resumed at step {self.step}, {self.tokens / 1e6:.2f}M tokens, {self.progress:.0%} done")
+
+    def _say(self, text: object) -> None:
+        if self.processes.rank == 0 and self.watch is None:
+            print(text, flush=True)
 
     def save(self) -> None:
         """Replaces the checkpoint in one move, so that an interrupt never leaves half a file."""
@@ -121,8 +129,26 @@ class Sitting:
 
     def run(self, train_step: Callable[[int, float], tuple[dict[str, float], int]], log_every: float = 30.0) -> None:
         """``train_step(step, progress)`` leaves gradients on the models and returns (losses, tokens it saw)."""
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda *_: setattr(self, "stop_asked", True))
+        with self._stop_on_signals():
+            self._run(train_step, log_every)
+        self.save()
+        self._say(f"{'budget spent' if self.progress >= 1 else 'stopped'} at step {self.step}")
+
+    @contextmanager
+    def _stop_on_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM let the running step end. Only the main thread may catch them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        names = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(name, lambda *_: setattr(self, "stop_asked", True)) for name in names]
+        try:
+            yield
+        finally:
+            for name, handler in zip(names, before, strict=True):
+                signal.signal(name, handler)
+
+    def _run(self, train_step: Callable[[int, float], tuple[dict[str, float], int]], log_every: float) -> None:
         averages: dict[str, float] = {}
         begun_at, begun_seconds, begun_tokens = time.time(), self.trained_seconds, self.tokens
         cpu_at = time.process_time()
@@ -145,22 +171,22 @@ class Sitting:
             self.trained_seconds = self.processes.agree(begun_seconds + now - begun_at)
             for name, value in losses.items():
                 averages[name] = averages.get(name, value) * 0.9 + value * 0.1
-            if now - logged > log_every:
-                logged = now
-                speed = (self.tokens - begun_tokens) / (now - begun_at)
-                cpu_speed = (self.tokens - begun_tokens) / self.processes.count / (time.process_time() - cpu_at)
-                self._log(averages, speed, cpu_speed)
+            due = now - logged > log_every
+            if due or self.watch is not None:
+                speed = (self.tokens - begun_tokens) / max(now - begun_at, 1e-9)
+                cpu_seconds = max(time.process_time() - cpu_at, 1e-9)
+                row = self._row(averages, speed, (self.tokens - begun_tokens) / self.processes.count / cpu_seconds)
+                if self.watch is not None:
+                    self.watch(row)
+                if due:
+                    logged = now
+                    self._log(row)
             if now - saved > self.save_every:
                 saved = now
                 self.save()
-        self.save()
-        if self.processes.rank == 0:
-            print(f"{'budget spent' if self.progress >= 1 else 'stopped'} at step {self.step}", flush=True)
 
-    def _log(self, averages: dict[str, float], speed: float, cpu_speed: float) -> None:
-        if self.processes.rank:
-            return
-        row = {
+    def _row(self, averages: dict[str, float], speed: float, cpu_speed: float) -> dict[str, float]:
+        return {
             "minutes": round(self.trained_seconds / 60, 1),
             "progress": round(self.progress, 3),
             "step": self.step,
@@ -169,6 +195,10 @@ class Sitting:
             "tokens_per_cpu_second_per_process": round(cpu_speed),
             **{name: round(value, 4) for name, value in averages.items()},
         }
+
+    def _log(self, row: dict[str, float]) -> None:
+        if self.processes.rank:
+            return
         with open(self.out / "log.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
+        self._say(row)

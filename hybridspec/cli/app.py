@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import bridges, compare, families, generate, probe, tune
+from hybridspec.cli import bridges, compare, distill, families, generate, probe, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("generate", help=generate.HELP)(generate.generate)
 app.command("compare", help=compare.HELP)(compare.compare)
 app.command("probe", help=probe.HELP)(probe.probe)
 app.command("bridges", help=bridges.HELP)(bridges.bridges)
+app.command("distill", help=distill.HELP)(distill.distill)
 app.command("families", help=families.HELP)(families.families)
 
 

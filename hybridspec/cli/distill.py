@@ -1,0 +1,156 @@
+"""``hybridspec distill``: a small draft for a target whose family has none."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridspec.cli.common import RollbackOption, TargetOption, ThreadsOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = """Makes a small draft of the target's own architecture.
+
+The draft is a few of the target's layers in the target's pattern, with its embeddings, norm and head. It learns the
+target's distributions over the corpus and over the target's own outputs, and is measured on held-out prompts by real
+speculative decoding, before and after. OUT becomes an ordinary checkpoint with distillation.json, its provenance.
+
+Interrupt at will: what was trained is saved, and the same command goes on. More --minutes train a finished draft
+further. Exit status 130: interrupted. 2: bad input, or a target that no draft can be cut from.
+
+Example: hybridspec distill --target ./Bamba-9B --corpus texts/ --layers 4 --minutes 60 --out bamba-draft
+"""
+
+
+def distill(
+    corpus: Annotated[
+        list[Path],
+        typer.Option(
+            "--corpus",
+            "-c",
+            help="Text file, .gz, JSON Lines (text or prompt), or folder of these; repeat for several.",
+        ),
+    ],
+    target: TargetOption = None,
+    out: Annotated[Path, typer.Option(help="Folder of the draft.")] = Path("hybridspec-draft"),
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="Layers of the draft. Default: a twelfth of the target's.")
+    ] = None,
+    keep_layers: Annotated[
+        str | None, typer.Option(help="Which of the target's layers instead, from 0, as in 0,3,20,23.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Time for outputs and training, over all sittings.")] = 10.0,
+    heldout: Annotated[
+        list[Path] | None,
+        typer.Option("--heldout", help="Text to test on, as --corpus. Default: a part of the corpus is kept back."),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Draft length of the held-out measurement.")] = 4,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Corpus windows in a step; as many of the target's outputs come with them.")
+    ] = 2,
+    length: Annotated[int, typer.Option(min=8, help="Tokens of a window.")] = 256,
+    rate: Annotated[float, typer.Option(help="Factor on the learning rates.")] = 1.0,
+    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts to decode.")] = 14,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of windows and outputs.")] = 0,
+    threads: ThreadsOption = 1,
+    rollback: RollbackOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the provenance as JSON.")] = False,
+) -> None:
+    from rich.console import Console
+
+    from hybridspec import embedded
+    from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
+    from hybridspec.drafts.distillation.distill import distill as run
+    from hybridspec.runner import TargetRunner
+
+    kept = None if keep_layers is None else _numbers(keep_layers)
+    settings = Settings(layers, kept, minutes, k, rows, length, seed, rate, prompts)
+    console = Console(stderr=True)
+    import torch
+
+    torch.set_num_threads(threads)
+    with console.status("loading the target"):
+        runner = TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
+    try:
+        with _progress_bar(console) as bar:
+            tasks: dict[str, int] = {}
+
+            def show(stage: str, share: float, detail: str) -> None:
+                if stage not in tasks:
+                    for task in tasks.values():
+                        bar.update(task, completed=1.0)
+                    tasks[stage] = bar.add_task(stage, total=1.0, detail="")
+                bar.update(tasks[stage], completed=share, detail=detail)
+
+            provenance = run(runner, corpus, out, settings, heldout or (), show)
+            for task in tasks.values():
+                bar.update(task, completed=1.0 if provenance["complete"] else None)
+    except KeyboardInterrupt:
+        console.print(f"Interrupted. What was done is in {out}; the same command goes on from there.", soft_wrap=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        json.dump(provenance, sys.stdout, indent=2)
+        sys.stdout.write("\n")
+    if not provenance["complete"]:
+        console.print(
+            f"Interrupted after {provenance['steps']} steps. The draft so far is in {out}, not yet measured; the same "
+            "command goes on from there.",
+            soft_wrap=True,
+        )
+        raise typer.Exit(130)
+    if not as_json:
+        _summary(Console(), provenance)
+        Console().print(
+            f"Draft: {out} (provenance: {out / PROVENANCE})\n"
+            f"Next: hybridspec tune --target {target or embedded.TARGET} --draft {out}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from hybridspec.errors import InputError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"--keep-layers {text}: give layer numbers with commas between, as in 0,3") from error
+
+
+def _progress_bar(console: "Console") -> object:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description:22}"),
+        BarColumn(20),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[detail]}"),
+        console=console,
+    )
+
+
+def _summary(console: "Console", provenance: dict) -> None:
+    from rich.table import Table
+
+    kept, of = provenance["kept_layers"], provenance["target"]["layers"]
+    table = Table(
+        title=f"Layers {', '.join(map(str, kept))} of {of}, on {provenance['held_out']['after']['prompts']} held-out "
+        f"prompts, K = {provenance['settings']['k']}",
+        title_justify="left",
+    )
+    for heading in ("", "acceptance rate", "acceptance length", "same argmax", "overlap"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, label in (("before", "cut"), ("after", "trained")):
+        row = provenance["held_out"][name]
+        rate = row["acceptance_rate"]
+        table.add_row(
+            label,
+            "-" if rate is None else f"{rate:.1%}",
+            f"{row['acceptance_length']:.2f}",
+            f"{row['agreement']:.1%}",
+            f"{row['overlap']:.1%}",
+        )
+    console.print(table)
