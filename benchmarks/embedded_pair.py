@@ -25,6 +25,7 @@ from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.cost_model import ideal_speedup, measure_costs
+from hybridspec.tuning.encoding import encode_prompt
 from hybridspec.tuning.trial import PreparedPrompt
 from hybridspec.tuning.workloads import choose_prompts, find_workload
 
@@ -97,7 +98,7 @@ def measure(runner: TargetRunner, draft: SameArchitectureDraft, name: str, argum
     steps: dict[int, Statistics] = {k: Statistics() for k in arguments.k}
     mismatches = costs = None
     for number, prompt in enumerate(choose_prompts(find_workload(name).prompts, arguments.prompts)):
-        tokens = runner.encode(prompt.text)
+        tokens = encode_prompt(runner, prompt)
         with PreparedPrompt(runner, draft, prompt.id, tokens, Sampling(), 0) as prepared:
             costs = costs or measure_costs(prepared, max(arguments.k), repeats=7)
             for repeat in range(arguments.repeats):
