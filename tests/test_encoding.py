@@ -1,6 +1,5 @@
 """Prompts as token ids: chat templates, and prompts that do not fit the context."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from hybridspec import TargetRunner, embedded
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.tuning.encoding import encode_prompt, encode_workload
-from hybridspec.tuning.workloads import Prompt, Workload
+from hybridspec.tuning.workloads import Prompt, Workload, find_workload
 
 
 @pytest.fixture(scope="module")
@@ -16,13 +15,13 @@ def target() -> TargetRunner:
     return TargetRunner.from_pretrained(embedded.TARGET)
 
 
-@pytest.mark.parametrize("workload", ["chat_qa", "math"])
+@pytest.mark.parametrize("workload", ["chat_qa", "math", "summarise", "long_context"])
 def test_messages_give_the_tokens_of_the_same_chat_written_out(target: TargetRunner, workload: str) -> None:
-    for line in embedded.workload_files()[workload].read_text(encoding="utf-8").splitlines()[:4]:
-        text = json.loads(line)["prompt"]
-        question = text.removeprefix("<|user|>\n").removesuffix("\n<|assistant|>\n")
-        chat = Prompt("p", messages=({"role": "user", "content": question},))
-        assert encode_prompt(target, chat) == target.encode(text) == encode_prompt(target, Prompt("p", text))
+    texts = find_workload(workload).prompts
+    chats = find_workload(f"{workload}:chat=true").prompts
+    for text, chat in zip(texts, chats, strict=True):
+        assert text.id == chat.id and not chat.text and "<|" not in chat.messages[0]["content"]
+        assert encode_prompt(target, chat) == encode_prompt(target, text) == target.encode(text.text)
 
 
 def test_messages_need_a_template_that_takes_them(target: TargetRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from hybridspec.tuning.rows import SUFFIXES, TEXT, Row, read_rows, read_text
 
 #: Columns that are looked for when none is named, in this order.
 COLUMNS = ("prompt", "messages")
+#: The embedded questions as their target's template writes them; other targets have other markers.
+WRITTEN_OUT = re.compile(r"<\|user\|>\n(.*)\n<\|assistant\|>\n", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class WorkloadSource:
             or what the ``datasets`` library has: a folder, or ``owner/name`` of the local cache.
         name: in results; else the embedded name or the file's.
         column: holds the prompts, as text or as chat messages; else ``prompt`` or ``messages``, whichever there is.
-        chat: each text is one user message, and the target's chat template goes round it.
+        chat: each text is one user message, and the target's chat template goes round it. The embedded questions then
+            lose the markers of the embedded target.
         split, subset: of a data set.
         prompts: how many to use; with ``seed`` drawn at random, otherwise spread evenly over the file.
         number_rows: prompts are called after their rows even if there is a column ``id``.
@@ -244,7 +247,10 @@ def _content(value: object, column: str, chat: bool) -> tuple[str, tuple[dict[st
     if not value.strip():
         raise ValueError("is empty")
     _check_characters(value)
-    return ("", ({"role": "user", "content": value},)) if chat else (value, ())
+    if not chat:
+        return value, ()
+    written_out = WRITTEN_OUT.fullmatch(value)
+    return "", ({"role": "user", "content": written_out[1] if written_out else value},)
 
 
 def _check_characters(text: str) -> None:
