@@ -27,6 +27,8 @@ Backend = Literal["torch", "vllm", "server"]
 DType = Literal["float32", "bfloat16", "float16"]
 #: What a configuration file calls the embedded target.
 EMBEDDED = "embedded"
+#: Strategies whose first option is a folder.
+FOLDER_FIRST = ("same-architecture", "mtp")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ class ServingOptions:
     enable_expert_parallel: bool | None = None
     enforce_eager: bool | None = None
     kv_cache_dtype: str | None = None
-    mamba_ssm_cache_dtype: str | None = None
     trust_remote_code: bool | None = None
     engine: Mapping[str, object] = field(default_factory=dict)
 
@@ -155,7 +156,7 @@ def load_config(path: Path) -> TuneConfig:
             key.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -208,13 +209,16 @@ def check_name(registry: Registry, spec: str) -> None:
 
 
 def _draft_paths(spec: str, folder: Path) -> str:
-    """Option values that are paths, made absolute: those with a slash in them, or that name something there."""
+    """Option values that are paths, made absolute: folders of drafts, values with a slash in them, and those that name
+    something there.
+    """
     name, _, options = spec.partition(":")
     if not options:
         return spec
     parts = []
     for part, key, value in split_options(options):
-        relative = value not in embedded.DRAFTS and ("/" in value or (folder / value).exists())
+        is_folder = key == "path" or (key is None and name in FOLDER_FIRST)
+        relative = value not in embedded.DRAFTS and (is_folder or "/" in value or (folder / value).exists())
         if relative:
             part = absolute(value, folder) if key is None else f"{key}={absolute(value, folder)}"
         parts.append(part)
