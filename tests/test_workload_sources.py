@@ -1,6 +1,8 @@
 """Workloads from every kind of source: what each holds, what its options do, and what bad input is told."""
 
 import json
+import shutil
+import socket
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -260,8 +262,27 @@ def test_data_sets_come_from_folders_and_the_local_cache_only(tmp_path: Path, mo
     files.mkdir()
     write(files, "train.jsonl", '{"prompt": "d"}\n')
     assert [p.text for p in find_workload(str(files)).prompts] == ["d"]
+    called: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *host, **_: called.append(host))
     message = refusal("nobody/nothing")
+    assert not called
     assert "nobody/nothing: no such data set in the local cache" in message and "nothing is downloaded" in message
+
+
+def test_a_data_set_that_was_loaded_once_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    file = write(tmp_path, "t.jsonl", '{"prompt": "a", "id": 5}\n{"prompt": "b", "id": 6}\n')
+    datasets.load_dataset("json", data_files=str(file), cache_dir=str(cache))
+    # What the library leaves in its cache when it loads owner/thing from the hub: the same files under that name.
+    prepared = next(cache.glob("json/*/*/*/dataset_info.json")).parent
+    named = cache / "owner___thing" / "default" / prepared.parent.name / prepared.name
+    shutil.copytree(prepared, named)
+    (named / "json-train.arrow").rename(named / "thing-train.arrow")
+    workload = find_workload("owner/thing:split=train")
+    assert (workload.name, workload.prompts) == ("thing", (Prompt("5", "a"), Prompt("6", "b")))
+    assert "dev" in refusal("owner/thing:split=dev")
 
 
 def test_data_sets_without_the_library_say_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

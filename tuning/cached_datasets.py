@@ -22,9 +22,12 @@ def dataset_rows(source: str, split: str | None = None, subset: str | None = Non
     try:
         import datasets
     except ImportError as error:
-        raise InputError(
-            f"{source}: data sets need the datasets library: pip install 'hybridspec[datasets]'"
-        ) from error
+        what = (
+            "reading this folder"
+            if Path(source).exists()
+            else "there is no such file or folder; a data set of that name"
+        )
+        raise InputError(f"{source}: {what} needs the datasets library: pip install 'hybridspec[datasets]'") from error
     with _offline(datasets):
         loaded = _load(datasets, source, split, subset)
     if isinstance(loaded, dict):

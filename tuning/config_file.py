@@ -63,8 +63,8 @@ class ServingOptions:
         at_least(least, self)
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(f"gpu_memory_utilization must lie above 0 and up to 1, not {self.gpu_memory_utilization}")
-        if wrong := next((c for c in self.concurrency if c < 1), None):
-            raise InputError(f"concurrency must be at least 1, not {wrong}")
+        if any(c < 1 for c in self.concurrency):
+            raise InputError(f"concurrency must be at least 1, not {min(self.concurrency)}")
         if "speculative_config" in self.engine:
             raise InputError("engine.speculative_config is what is to be found: leave it out")
         if twice := next((name for name in self.engine if name in vars(self)), None):
@@ -117,7 +117,7 @@ class TuneConfig:
     device: str | None = None
     out: Path | None = None
     serving: ServingOptions = ServingOptions()
-    path: Path | None = field(default=None, init=False)
+    path: Path | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         least = {"max_k": 1, "prompts": 1, "max_new_tokens": 2, "temperature": 0, "top_k": 1, "seed": 0}

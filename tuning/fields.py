@@ -76,14 +76,14 @@ def convert(value: object, hint: Any, where: str, special: Mapping[type, Callabl
         return fill(hint, value, where, special=special)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if hint is Path and isinstance(value, str):
-        value = Path(value)
+    if hint in (str, Path) and isinstance(value, str):
+        if not value.strip():
+            raise InputError(f"{where} is empty")
+        value = hint(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise InputError(f"{where} must be {KINDS[hint]}, not {shown(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where} must be a finite number, not {value}")
-    if hint in (str, Path) and not str(value).strip():
-        raise InputError(f"{where} is empty")
     return value
 
 
