@@ -27,9 +27,12 @@ from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
-from hybridspec.tuning.study import choose_prompts
-from hybridspec.tuning.trial import Pair, PreparedPrompt, Run, speedup, speedup_interval
-from hybridspec.tuning.workloads import find_workload
+from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.decision import against_plain, speedup
+from hybridspec.tuning.encoding import encode_prompt
+from hybridspec.tuning.torch_backend import sample_of
+from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
+from hybridspec.tuning.workloads import choose_prompts, find_workload
 
 PLAIN = "0"
 RULES = ("svip", "adaedl", "expected-gain", "bandit")
@@ -95,7 +98,7 @@ def run_stream(
                 rules = {name: make_length(name) for name in names}
             half, prompt = stream[at]
             first = 5 * turn % len(names)
-            with PreparedPrompt(target, draft, prompt.id, target.encode(prompt.text), Sampling(), 0) as prepared:
+            with PreparedPrompt(target, draft, prompt.id, encode_prompt(target, prompt), Sampling(), 0) as prepared:
                 runs = {name: prepared.run(rules[name], options.new_tokens) for name in names[first:] + names[:first]}
             for name, run in runs.items():
                 halves[half][name].append(run)
@@ -106,9 +109,9 @@ def run_stream(
 
 def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
     """Speed-up of each way over plain decoding, and its ratio to the best fixed K."""
-    against_plain = {name: paired(runs, PLAIN, name, ids) for name in runs}
+    to_plain = {name: paired(runs, PLAIN, name, ids) for name in runs}
     fixed = [name for name in runs if name.isdecimal()]
-    best = max(fixed, key=lambda name: speedup(against_plain[name], CLOCKS["cpu"]))
+    best = max(fixed, key=lambda name: speedup(to_plain[name], "cpu"))
     ways = {}
     for name, of_way in runs.items():
         steps = [step for run in of_way for step in run.steps]
@@ -127,10 +130,10 @@ def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
                     "median_milliseconds_per_token": float(
                         np.median([1e3 * getattr(run, field) / len(run.tokens) for run in of_way])
                     ),
-                    "speedup": speedup(against_plain[name], field),
-                    "interval_90": speedup_interval(against_plain[name], field),
-                    "ratio_to_best_fixed": speedup(to_best, field),
-                    "ratio_interval_90": speedup_interval(to_best, field),
+                    "speedup": speedup(to_plain[name], clock),
+                    "interval_90": against_plain(to_plain[name], clock),
+                    "ratio_to_best_fixed": speedup(to_best, clock),
+                    "ratio_interval_90": against_plain(to_best, clock),
                 }
                 for clock, field in CLOCKS.items()
             },
@@ -138,10 +141,10 @@ def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
     return ways
 
 
-def paired(runs: Runs, base: str, name: str, ids: list[str]) -> list[Pair]:
+def paired(runs: Runs, base: str, name: str, ids: list[str]) -> list[Sample]:
     """The runs of ``name`` beside those of ``base`` on the same prompt in the same repetition."""
     return [
-        Pair(ids[i % len(ids)], plain, other)
+        sample_of(Pair(ids[i % len(ids)], plain, other))
         for i, (plain, other) in enumerate(zip(runs[base], runs[name], strict=True))
     ]
 

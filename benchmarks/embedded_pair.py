@@ -24,6 +24,7 @@ from hybridspec.runner import TargetRunner
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.cost_model import measure_verify
+from hybridspec.tuning.encoding import encode_prompt
 from hybridspec.tuning.measurement import measurement_of
 from hybridspec.tuning.torch_backend import sample_of
 from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
@@ -85,7 +86,7 @@ def measure(runner: TargetRunner, draft: SameArchitectureDraft, name: str, argum
     verify: list[float] = []
     plain_step = 0.0
     for number, prompt in enumerate(choose_prompts(find_workload(name).prompts, arguments.prompts)):
-        tokens = runner.encode(prompt.text)
+        tokens = encode_prompt(runner, prompt)
         with PreparedPrompt(runner, draft, prompt.id, tokens, Sampling(), 0) as prepared:
             if not verify:
                 plain_step, verify = measure_verify(prepared, max(arguments.k), repeats=7)

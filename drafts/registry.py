@@ -7,7 +7,7 @@ Another package adds a strategy by an entry point: ``[project.entry-points."hybr
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -72,18 +72,25 @@ class Registry:
         ]
         known = {p.name: p for p in parameters}
         options: dict[str, object] = {}
-        for i, part in enumerate(filter(None, text.split(","))):
-            key, equals, value = part.partition("=")
-            if not equals and i == 0 and parameters:
-                key, value = parameters[0].name, part
-            key = key.strip().replace("-", "_")
+        for i, (part, key, value) in enumerate(split_options(text)):
+            if key is None and i == 0 and parameters:
+                key = parameters[0].name
             if key not in known or not value:
                 raise InputError(f"{self.kind} {name!r}: {part!r} is no option. It takes {', '.join(known) or 'none'}.")
-            options[key] = _value(value.strip())
+            options[key] = _value(value)
         missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
         if missing:
             raise InputError(f"{self.kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=...")
         return options
+
+
+def split_options(text: str) -> Iterator[tuple[str, str | None, str]]:
+    """``(part, key, value)`` of every part of ``key=value,key=value``. Keys come with underscores for hyphens; a part
+    without ``=`` has no key and is all value.
+    """
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        yield (part, key.strip().replace("-", "_"), value.strip()) if equals else (part, None, part.strip())
 
 
 def _value(text: str) -> object:

@@ -279,6 +279,11 @@ class TargetRunner:
         """
         if not text.strip():
             raise InputError("the prompt is empty: give some text")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            character = f"U+{ord(text[error.start]):04X} at character {error.start}"
+            raise InputError(f"the prompt holds half a surrogate pair ({character}), which is no text") from error
         tokens = self.tokenizer(text)["input_ids"]
         if not tokens:
             raise InputError(f"the prompt {text!r} gives no token with the tokenizer of {self.name}")

@@ -17,13 +17,15 @@ from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
+from hybridspec.tuning.encoding import EncodedPrompt
 from hybridspec.tuning.profile import build_profile, read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
-from hybridspec.tuning.torch_backend import EncodedPrompt, TorchBackend
+from hybridspec.tuning.torch_backend import TorchBackend
+from hybridspec.tuning.workloads import Prompt
 from tests.tiny import tiny_model
 
-PROMPTS = (EncodedPrompt("p0", [5, 6, 7, 8]), EncodedPrompt("p1", [9, 10, 11]))
+PROMPTS = (EncodedPrompt(Prompt("p0"), (5, 6, 7, 8)), EncodedPrompt(Prompt("p1"), (9, 10, 11)))
 SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=8, trials=10, seconds=None, keep_going=True)
 SPACE = search_space(["self"], [], 3)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.configuration import Bench, Configuration
+from hybridspec.tuning.encoding import encode_prompt
 from hybridspec.tuning.measurement import Measurement, measurement_of
 from hybridspec.tuning.torch_backend import sample_of
 from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, measure_round
@@ -50,7 +51,7 @@ def compare_workload(
     rounds = len(prompts) * repeats
     try:
         for number, prompt in enumerate(prompts):
-            tokens = bench.target.encode(prompt.text)
+            tokens = encode_prompt(bench.target, prompt)
             with ExitStack() as stack:
                 drafts = {c.draft: bench.draft(c.draft) for c in configurations}
                 opened = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from hybridspec.tuning.configuration import PLAIN, Configuration
 #: A configuration that could win by less is not worth another trial.
 WORTHWHILE = 0.02
 DRAWS = 2000
+Clock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,12 @@ class Answer:
     reason: str
 
 
-def samples_table(samples: Sequence[Sample]) -> np.ndarray:
+def samples_table(samples: Sequence[Sample], clock: Clock = "wall") -> np.ndarray:
     """``[prompts, 4]``: plain seconds and tokens, seconds and tokens; repeats of a prompt summed."""
     rows: dict[str, np.ndarray] = {}
     for s in samples:
-        row = np.array([s.plain_seconds, s.plain_tokens, s.seconds, s.tokens])
+        plain, own = (s.plain_seconds, s.seconds) if clock == "wall" else (s.plain_cpu_seconds, s.cpu_seconds)
+        row = np.array([plain, s.plain_tokens, own, s.tokens])
         rows[s.prompt] = rows.get(s.prompt, 0) + row
     return np.array(list(rows.values()))
 
@@ -63,7 +66,7 @@ def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
     """The best measured configuration; if its lead over a simpler one is inside the noise, that one. None without any
     measurement of speculation.
     """
-    speedups = {c: float(ratio(samples_table(s))) for c, s in measured.items() if not c.plain and s}
+    speedups = {c: speedup(s) for c, s in measured.items() if not c.plain and s}
     if not speedups:
         return None
     best = max(speedups, key=speedups.get)
@@ -81,9 +84,14 @@ def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
     return Answer(best, "the fastest of those measured")
 
 
-def against_plain(samples: Sequence[Sample]) -> tuple[float, float]:
-    """90 % bootstrap interval of the speed-up, over prompts; from no gain to what was seen if there is only one."""
-    table = samples_table(samples)
+def speedup(samples: Sequence[Sample], clock: Clock = "wall") -> float:
+    """Time per token of plain decoding over that of the samples, prompts pooled."""
+    return float(ratio(samples_table(samples, clock)))
+
+
+def against_plain(samples: Sequence[Sample], clock: Clock = "wall") -> tuple[float, float]:
+    """90 % bootstrap interval of :func:`speedup`, over prompts; from no gain to what was seen if there is only one."""
+    table = samples_table(samples, clock)
     if len(table) < 2:
         seen = float(ratio(table))
         return min(1.0, seen), max(1.0, seen)

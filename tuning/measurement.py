@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hybridspec.tuning.backend import Sample
-from hybridspec.tuning.decision import against_plain, ratio, samples_table
+from hybridspec.tuning.decision import against_plain, samples_table, speedup
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Measurement:
 
     speedup: float
     interval: tuple[float, float]
-    cpu_speedup: float
+    cpu_speedup: float | None
     acceptance_rate: float | None
     acceptance_length: float
     acceptance_by_position: list[float]
@@ -41,14 +39,13 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
     drafted, accepted = (sum(step[i] for step in steps) for i in (0, 1))
     positions = range(max((d for d, _ in steps), default=0))
     draft_seconds, verify_seconds = (sum(getattr(s, name) for s in samples) for name in TIMES)
-    measured = float(ratio(table))
-    cpu = np.array([[s.plain_cpu_seconds, s.plain_tokens, s.cpu_seconds, s.tokens] for s in samples])
+    measured = speedup(samples)
     plain_token = plain_seconds / plain_tokens
     ideal = float(plain_token * tokens / (draft_seconds + verify_seconds)) if verify_seconds else None
     return Measurement(
         speedup=measured,
         interval=against_plain(samples),
-        cpu_speedup=float(ratio(cpu)) if cpu[:, 2].all() else float("nan"),
+        cpu_speedup=speedup(samples, "cpu") if all(s.cpu_seconds for s in samples) else None,
         acceptance_rate=accepted / drafted if drafted else None,
         acceptance_length=1.0 + accepted / max(1, len(steps)),
         acceptance_by_position=[

@@ -1,23 +1,22 @@
 """A whole tuning run: target, drafts, workloads and their studies from one request, in one process or several."""
 
 import multiprocessing
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from hybridspec import embedded
-from hybridspec.decoder import check_length
 from hybridspec.drafts.registry import make_draft, make_length
-from hybridspec.errors import HybridspecError, InputError
+from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode, TargetRunner
 from hybridspec.tuning.configuration import Bench
+from hybridspec.tuning.encoding import encode_workload
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
-from hybridspec.tuning.torch_backend import EncodedPrompt, TorchBackend
-from hybridspec.tuning.workloads import choose_prompts, find_workload
+from hybridspec.tuning.torch_backend import TorchBackend
+from hybridspec.tuning.workloads import WorkloadSource, find_workloads
 
 #: What the embedded target is tuned with when nothing is named.
 EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers", "prompt-lookup")
@@ -35,7 +34,7 @@ class TuneRequest:
     drafts: tuple[str, ...] = EMBEDDED_DRAFTS
     lengths: tuple[str, ...] = LENGTHS
     segments: bool = False
-    workloads: tuple[str, ...] = ()
+    workloads: tuple[str | WorkloadSource, ...] = ()
     out: Path = Path("hybridspec-tune")
     storage: str | None = None
     settings: Settings = field(default_factory=Settings)
@@ -49,10 +48,7 @@ class Tuning:
     def __init__(self, request: TuneRequest) -> None:
         self.request = request
         settings = request.settings
-        workloads = [find_workload(name) for name in request.workloads or embedded.workload_files()]
-        names = [w.name for w in workloads]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(f"two workloads are called {twice!r}, after their file names: rename one of the files")
+        workloads = find_workloads(request.workloads or embedded.workload_files())
         if not request.drafts:
             raise InputError(
                 "a target needs at least one draft to be tuned with: --draft FOLDER or --draft prompt-lookup"
@@ -68,36 +64,28 @@ class Tuning:
         models = [self.target.fingerprint, *map(self._draft_identity, request.drafts), self.target.rollback]
         self.studies = []
         for workload in workloads:
-            chosen = choose_prompts(workload.prompts, settings.prompts)
-            prompts = [EncodedPrompt(p.id, self.target.encode(p.text)) for p in chosen]
-            self._check(workload.name, prompts)
+            prompts = encode_workload(
+                self.target, workload, settings.prompts, settings.max_new_tokens, settings.longest
+            )
+            own = {name: v for name in ("max_new_tokens", "temperature") if (v := getattr(workload, name)) is not None}
+            each = replace(settings, prompts=len(prompts), **own)
             if request.segments and not bench.texts:
-                bench.texts = [p.tokens[:256] for p in prompts]
+                bench.texts = [list(p.tokens[:256]) for p in prompts]
             backend = TorchBackend(
                 bench,
                 prompts,
-                longest=settings.longest,
-                max_new_tokens=settings.max_new_tokens,
-                repeats=settings.repeats,
-                sampling=settings.sampling,
-                seed=settings.seed,
+                longest=each.longest,
+                max_new_tokens=each.max_new_tokens,
+                repeats=each.repeats,
+                sampling=each.sampling,
+                seed=each.seed,
             )
             identity = [models, request.threads, request.lengths, request.segments, [(p.id, p.tokens) for p in prompts]]
-            self.studies.append(WorkloadStudy(workload.name, backend, space, settings, storage, identity))
+            self.studies.append(WorkloadStudy(workload.name, backend, space, each, storage, identity))
 
     def _draft_identity(self, spec: str) -> str:
         runner = getattr(self.drafts[spec], "runner", None)
         return f"{spec} {runner.fingerprint}" if isinstance(runner, TargetRunner) else spec
-
-    def _check(self, workload: str, prompts: Sequence[EncodedPrompt]) -> None:
-        """Raises before any measurement if a prompt, its output and the longest block do not fit into the context."""
-        for prompt in prompts:
-            try:
-                check_length(
-                    self.target, prompt.tokens, self.request.settings.max_new_tokens, self.request.settings.longest
-                )
-            except HybridspecError as error:
-                raise type(error)(f"workload {workload}, prompt {prompt.id}: {error}") from error
 
     def profile(self) -> dict:
         """What the storage knows by now."""

@@ -4,22 +4,14 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from hybridspec.drafts.length import DraftLength
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import Bench, Configuration
 from hybridspec.tuning.cost_model import Costs, Place, Surveying, measure_verify, places, play
+from hybridspec.tuning.encoding import EncodedPrompt
 from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, Run, measure_round
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt as token ids."""
-
-    id: str
-    tokens: list[int]
 
 
 class TorchBackend(Backend):

@@ -26,8 +26,8 @@ from hybridspec.drafts.bridges import (
     save_bridges,
 )
 from hybridspec.drafts.reduced import ReducedModel
-from hybridspec.drafts.training.text_windows import Documents
 from hybridspec.drafts.training.sitting import Processes, Sitting
+from hybridspec.drafts.training.text_windows import Documents
 from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
 

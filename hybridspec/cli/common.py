@@ -31,7 +31,9 @@ WorkloadOption = Annotated[
     typer.Option(
         "--workload",
         "-w",
-        help="Embedded workload name or JSON Lines file; repeat for several. Default: all embedded ones.",
+        help="Embedded name; JSON Lines, CSV, Parquet or text file; folder; or data set of the local cache. Options "
+        "follow a colon: faq.csv:column=question,prompts=8,seed=1,max_new_tokens=128,temperature=0.7,name=faq. Repeat "
+        "for several. Default: all embedded ones.",
     ),
 ]
 

@@ -84,7 +84,8 @@ def compare(
         comparison_rows,
     )
     from hybridspec.tuning.configuration import Bench, Configuration
-    from hybridspec.tuning.workloads import choose_prompts, find_workload
+    from hybridspec.tuning.encoding import encode_prompt, encode_workload
+    from hybridspec.tuning.workloads import choose_prompts, find_workloads
 
     if target is not None and not draft:
         raise InputError(
@@ -92,18 +93,22 @@ def compare(
         )
     for path in filter(None, (csv, plot)):
         check_writable(path)
-    sampling = Sampling(temperature, top_k, top_p)
-    if block and sampling.greedy:
-        raise InputError("--block is about sampling: give a --temperature above 0")
     console = Console(stderr=True)
-    workloads = [find_workload(name) for name in workload or embedded.workload_files()]
+    workloads = find_workloads(workload or embedded.workload_files())
+    samplings = {
+        w.name: Sampling(temperature if w.temperature is None else w.temperature, top_k, top_p) for w in workloads
+    }
+    if block and any(sampling.greedy for sampling in samplings.values()):
+        raise InputError("--block is about sampling: give every workload a temperature above 0")
     with console.status("loading target and drafts"):
         runner = load_target(target, threads, rollback)
         bench = Bench(runner)
         drafts = _usable(bench, draft or DRAFTS, console, named=bool(draft))
         lengths = length or list(LENGTHS)
-        for each in lengths:
-            bench.length(Configuration("", each))
+        longest = max(bench.length(Configuration("", each)).longest for each in lengths)
+        measured = {
+            w.name: [e.prompt for e in encode_workload(runner, w, prompts, max_new_tokens, longest)] for w in workloads
+        }
     configurations = [
         Configuration(d, each, segmented, verification)
         for d in drafts
@@ -113,9 +118,9 @@ def compare(
     ]
     if segments:
         # Probes are fitted to prompts that are not measured, where there are such.
-        spare = [p for w in workloads for p in w.prompts if p not in choose_prompts(w.prompts, prompts)]
+        spare = [p for w in workloads for p in w.prompts if p not in measured[w.name]]
         chosen = choose_prompts(spare or [p for w in workloads for p in w.prompts], 24)
-        bench.texts = [runner.encode(p.text)[:256] for p in chosen]
+        bench.texts = [encode_prompt(runner, p)[:256] for p in chosen]
         with console.status("fitting the probes of segmented verification"):
             bench.segments(configurations[-1])
     results: list[Comparison] = []
@@ -127,11 +132,11 @@ def compare(
                 results += compare_workload(
                     bench,
                     each.name,
-                    choose_prompts(each.prompts, prompts),
+                    measured[each.name],
                     configurations,
-                    max_new_tokens=max_new_tokens,
+                    max_new_tokens=each.max_new_tokens or max_new_tokens,
                     repeats=repeats,
-                    sampling=sampling,
+                    sampling=samplings[each.name],
                     seed=seed,
                     progress=lambda text, share, task=task: bar.update(task, completed=share, detail=text),
                 )
