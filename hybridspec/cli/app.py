@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import families, generate, tune
+from hybridspec.cli import check, explain, families, generate, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -25,6 +25,8 @@ app = typer.Typer(
 app.command("tune", help=tune.HELP)(tune.tune)
 app.command("generate", help=generate.HELP)(generate.generate)
 app.command("families", help=families.HELP)(families.families)
+app.command("check", help=check.HELP)(check.check)
+app.command("explain", help=explain.HELP)(explain.explain)
 
 
 def show_version(value: bool) -> None:
