@@ -484,10 +484,8 @@ def agree(config: str | None, tensors: str | None) -> bool:
         return tensors == "full_attention" and config == "sliding_attention"
     if config in {"dense", "sparse"}:
         return tensors in {"mlp", "moe"}
-    if config in ATTENTION and tensors in ATTENTION:
-        # An indexer shows in the names; that it is missing or idle is told by the tensors one by one.
-        return True
-    return False
+    # An indexer shows in the names; that it is missing or idle is told by the tensors one by one.
+    return config in ATTENTION and tensors in ATTENTION
 
 
 def first_difference(config: Sequence[str | None], tensors: Sequence[str | None]) -> int | None:

@@ -138,7 +138,7 @@ CODES: dict[str, Code] = {
         "config and tensors give different layer sequences",
         "error",
         "Layers are built as the wrong kind: their weights are dropped and filled with random numbers.",
-        "Restore the field that names the sequence from the model's source (layer_types, hybrid_override_pattern, ...).",
+        "Restore the field that names the sequence from the model's source (layer_types or another).",
         "Each layer's kind shows twice: in the config, and in the names of its tensors (A_log and conv1d belong to a "
         "recurrence, k_proj to attention). They differ, from the index that is given on. Loaders that do not insist on "
         "every tensor go on with random weights, and a draft made so loads as a plain transformer: the output stays "

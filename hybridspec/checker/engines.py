@@ -10,10 +10,10 @@ from typing import Any, Literal
 from hybridspec.checker.report import Finding
 
 Verdict = Literal["works", "refused", "wrong", "not as asked", "slow"]
-TRANSFORMERS = "transformers 5.16 to 5.24"
+TRANSFORMERS = "transformers 5.16-5.24"
 VLLM = "vLLM 0.33.0"
 SGLANG = "SGLang 0.5.23"
-LLAMA_CPP = "llama.cpp of October 2026"
+LLAMA_CPP = "llama.cpp 2026-10"
 MLX = "mlx-lm 0.32.2"
 EXLLAMA = "exllamav3 1.6.5"
 
@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         "draft_model",
         lambda f: f.draft_is(*REWRITTEN_BY_VLLM) or (f.draft_is("nemotron_h") and f.draft_head),
         "not as asked",
-        "The draft's config is rewritten to its prediction head: method becomes mtp, and loading fails or drafts badly.",
+        "The draft's config is rewritten to its prediction head (mtp): loading fails, or drafts are bad.",
         PLUGIN,
     ),
     Rule(

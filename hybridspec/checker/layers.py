@@ -253,22 +253,31 @@ def _tensors(checkpoint: Checkpoint, blamed: set[int], count: int | None) -> lis
     # An expert that is missing shows as a smaller stack; what other layers of the kind have says it better.
     bad = {_layer_of(name) for name in (*missing, *broken, *(entry[0] for entry in mismatched))} - {None}
     lost = [name for name in _lost(checkpoint) if _layer_of(name) in bad] if checkpoint.weights.whole else []
+    unused = [name for name in result.unexpected if counts(name)]
     if missing or failed or (lost and mismatched):
         names = lost or missing or [f"{name} ({text})" for name, text in failed]
-        seen = f"{len(names)} tensors are missing, first {', '.join(names[:3])}."
+        seen = f"{_tensors_are(len(names))} missing, first {', '.join(names[:3])}."
+        # A renamed tensor is missing under one name and has no place under the other.
+        if unused and {_layer_of(name) for name in unused} <= {_layer_of(name) for name in missing}:
+            seen += f" Without a place, so perhaps renamed: {', '.join(unused[:3])}."
+            unused = []
         found.append(Finding("HS106", subject, seen, "model.safetensors", names[0]))
         same = {_layer_of(name) for name in lost}
         mismatched = [entry for entry in mismatched if _layer_of(entry[0]) not in same]
     shapes = [entry for entry in mismatched if entry not in rows and entry[0] not in broken]
     if shapes:
         name, theirs, ours = shapes[0]
-        seen = f"{len(shapes)} tensors, first {name}: {list(theirs)} in the files, {list(ours)} by config.json."
+        more = f", and {len(shapes) - 1} more" if len(shapes) > 1 else ""
+        seen = f"{name} has shape {list(theirs)} in the files and {list(ours)} by config.json{more}."
         found.append(Finding("HS108", subject, seen, "config.json", name))
-    unused = [name for name in result.unexpected if counts(name)]
     if unused:
-        seen = f"{len(unused)} tensors have no place in {result.model_class}, first {', '.join(unused[:3])}."
+        seen = f"{_tensors_are(len(unused))} without a place in {result.model_class}, first {', '.join(unused[:3])}."
         found.append(Finding("HS107", subject, seen, "model.safetensors", unused[0]))
     return found
+
+
+def _tensors_are(count: int) -> str:
+    return "1 tensor is" if count == 1 else f"{count} tensors are"
 
 
 def _layer_of(name: str) -> int | None:

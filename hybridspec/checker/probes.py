@@ -2,7 +2,7 @@
 
 PROBES: dict[str, str] = {
     "English": "The quick brown fox doesn't jump over the lazy dog's 3rd fence; it's re-routed, they'll say.",
-    "Python": "def fibonacci(n: int) -> int:\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)  # O(2**n)\n",
+    "Python": "def fibonacci(n: int) -> int:\n    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)  # 2**n\n",
     "C": '#include <stdio.h>\nint main(void){\tprintf("%d\\n", 0xFF & ~(1<<3)); return 0; }\n',
     "JSON": '{"name": "Ada", "ids": [1, 22, 333, 4444], "ok": true, "none": null, "x": -1.5e-10}',
     "HTML": '<div class="a-b_c">&nbsp;<!-- x --></div>\r\n<p>tab\there</p>',
@@ -24,6 +24,6 @@ PROBES: dict[str, str] = {
     "emoji": "😀 👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪 👍🏽 ☕️ ✂︎",
     "mathematics": "∑ᵢ xᵢ² ≤ ∞, ∀ε>0 ∃δ: |f(x)−f(y)| < ε; ½ ² ₂ ﬁ № ™",
     "rare": "\u200b\u200d\ufeff\u202e\x00\x07 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U000e0001 \ud7ff",
-    "tokens as text": "<s> </s> <unk> <pad> [CLS] [SEP] <|endoftext|> <|im_start|>user\n<|im_end|> <think></think> [INST]",
+    "tokens as text": "<s> </s> <unk> <pad> [CLS] [SEP] <|endoftext|> <|im_start|>user\n<|im_end|> <think> [INST]",
     "punctuation": "...!!! ?!?! --- ——— “quoted” ‘single’ «guillemets» (a[b{c<d>}]) @#$%^&*_+=~`\\|/",
 }

@@ -195,8 +195,8 @@ def _memory(console: "Console", memory: dict[str, Any]) -> None:
         total = memory["weights_bytes"] + memory["draft_weights_bytes"]
         grid.add_row(
             "fit",
-            f"{memory['sequences']['plain']} sequences plain, {memory['sequences']['speculative']} with speculation, in "
-            f"90 % of {_bytes(memory['gpu_memory_bytes'])} beside weights of {_bytes(total)}",
+            f"{memory['sequences']['plain']} sequences plain, {memory['sequences']['speculative']} with speculation, "
+            f"in 90 % of {_bytes(memory['gpu_memory_bytes'])} beside weights of {_bytes(total)}",
         )
     console.print(grid)
 
@@ -206,15 +206,13 @@ def _engines(rows: list[dict[str, Any]]) -> "Table":
 
     table = Table()
     table.add_column("engine", no_wrap=True)
-    table.add_column("method", overflow="fold")
-    table.add_column("verdict")
-    table.add_column("what happens; what works instead", ratio=1)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("what happens; what works instead", ratio=1, overflow="fold")
     for row in rows:
         text = row["text"] + (f" [dim]Instead: {row['instead']}.[/dim]" if row["instead"] else "")
         colour, code = VERDICTS[row["verdict"]], ENGINE_CODES.get(row["verdict"])
         verdict = f"[{colour}]{row['verdict']}[/{colour}]" + (f"\n[dim]{code}[/dim]" if code else "")
-        name, _, version = row["version"].partition(" ")
-        table.add_row(f"{name}\n[dim]{version.removeprefix('of ')}[/dim]", row["method"], verdict, text or "-")
+        table.add_row(f"{row['version']}\n{row['method']}", verdict, text or "-")
     return table
 
 
