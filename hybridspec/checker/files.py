@@ -147,6 +147,8 @@ class Weights:
 def read_weights(folder: Path, subject: Subject, findings: list[Finding]) -> Weights:
     """Headers of all files that a loader would read, with findings about files that are missing or broken."""
     index = read_json(folder, INDEX, subject, findings)
+    if index is None and (folder / INDEX).is_file():
+        return Weights({}, False)
     places = index.get("weight_map") if index else None
     if index is not None and not isinstance(places, dict):
         findings.append(Finding("HS003", subject, f"{INDEX} has no weight_map.", INDEX, "weight_map"))

@@ -34,12 +34,13 @@ def check_layers(checkpoint: Checkpoint, quick: bool = False) -> tuple[dict[str,
     sequence_broken = bool(findings)
     layout = reading.layout or _default(checkpoint, findings)
     if not sequence_broken and reading.layout:
-        findings += _as_transformers_reads(checkpoint, reading.layout)
+        findings += (misread := _as_transformers_reads(checkpoint, reading.layout))
+        sequence_broken = bool(misread)
 
     tensors = checkpoint.layers.layout() if checkpoint.layers.names else None
     blamed: set[int] = set()
     difference = None
-    if layout and tensors and not sequence_broken:
+    if layout and tensors and not sequence_broken and checkpoint.weights.whole:
         blamed, numbers = _counted(checkpoint, len(layout), findings)
         if not numbers:
             difference = first_difference(layout.kinds, tensors.kinds)
@@ -47,9 +48,9 @@ def check_layers(checkpoint: Checkpoint, quick: bool = False) -> tuple[dict[str,
             kinds = list(zip(layout.kinds, tensors.kinds, strict=False))
             blamed |= {i for i, (a, b) in enumerate(kinds) if first_difference([a], [b]) is not None}
             findings.append(_differs(checkpoint, layout, tensors, difference, len(blamed), reading))
-            findings = [f for f in findings if f.code not in ("HS102", "HS116")]
+            findings = [finding for finding in findings if finding.code != "HS102"]
         unknown = [i for i, kind in enumerate(tensors.kinds) if kind is None and i in checkpoint.layers.names]
-        if unknown and checkpoint.weights.whole:
+        if unknown:
             seen = f"{len(unknown)} layers, first {unknown[0]}: none of their tensor names belongs to a known mixer."
             findings.append(Finding("HS109", subject, seen))
     findings += _prediction(checkpoint, count)
@@ -123,8 +124,6 @@ def _as_transformers_reads(checkpoint: Checkpoint, layout: LayerLayout) -> list[
 
 def _counted(checkpoint: Checkpoint, count: int, findings: list[Finding]) -> tuple[set[int], bool]:
     """Layers with a wrong number, which nothing else is said about, and whether there are any."""
-    if not checkpoint.weights.whole:
-        return set(), False
     present = set(checkpoint.layers.names)
     lost, extra = sorted(set(range(count)) - present), sorted(present - set(range(count)))
     if extra and len(extra) <= (_announced(checkpoint) or 0):
@@ -250,20 +249,21 @@ def _tensors(checkpoint: Checkpoint, blamed: set[int], count: int | None) -> lis
         name, theirs, ours = rows[0]
         seen = f"vocab_size is {ours[0]}; {name} has {theirs[0]} rows."
         found.append(Finding("HS111", subject, seen, "config.json", "vocab_size"))
-    # An expert that is missing shows as a smaller stack; what other layers of the kind have says it better.
-    bad = {_layer_of(name) for name in (*missing, *broken, *(entry[0] for entry in mismatched))} - {None}
-    lost = [name for name in _lost(checkpoint) if _layer_of(name) in bad] if checkpoint.weights.whole else []
+    # What is missing from a stack or a merge shows as a smaller one; the layer's peers tell the name in the files.
+    stacks = [name for name, a, b in mismatched if len(a) == len(b) == 3 and a[1:] == b[1:] and a[0] < b[0]]
+    lost = _lost(checkpoint, [*stacks, *broken]) if checkpoint.weights.whole else []
     unused = [name for name in result.unexpected if counts(name)]
-    if missing or failed or (lost and mismatched):
-        names = lost or missing or [f"{name} ({text})" for name, text in failed]
+    if missing or failed or lost:
+        told = {_layer_of(name) for name in lost}
+        missing = [name for name in missing if _layer_of(name) not in told]
+        names = [*lost, *missing] or [f"{name} ({text})" for name, text in failed]
         seen = f"{_tensors_are(len(names))} missing, first {', '.join(names[:3])}."
         # A renamed tensor is missing under one name and has no place under the other.
         if unused and {_layer_of(name) for name in unused} <= {_layer_of(name) for name in missing}:
             seen += f" Without a place, so perhaps renamed: {', '.join(unused[:3])}."
             unused = []
         found.append(Finding("HS106", subject, seen, "model.safetensors", names[0]))
-        same = {_layer_of(name) for name in lost}
-        mismatched = [entry for entry in mismatched if _layer_of(entry[0]) not in same]
+        mismatched = [entry for entry in mismatched if _layer_of(entry[0]) not in told]
     shapes = [entry for entry in mismatched if entry not in rows and entry[0] not in broken]
     if shapes:
         name, theirs, ours = shapes[0]
@@ -285,15 +285,23 @@ def _layer_of(name: str) -> int | None:
     return int(match["index"]) if match else None
 
 
-def _lost(checkpoint: Checkpoint) -> list[str]:
-    """Names in the files' own spelling that a layer lacks although all others with its mixer have them."""
+def _lost(checkpoint: Checkpoint, incomplete: list[str]) -> list[str]:
+    """Names in the files' own spelling that a layer lacks although all others with its mixer have them; only for the
+    layers of ``incomplete`` merges, and of experts only where those are.
+    """
     layers, layout = checkpoint.layers, checkpoint.layers.layout()
+    wanted = {(_layer_of(name), "experts" in name) for name in incomplete}
     lost = []
     for kind in set(layout.kinds) - {None}:
         peers = [index for index in layers.names if layout.kinds[index] == kind]
         tally = Counter(name for index in peers for name in layers.names[index])
         common = {name for name, times in tally.items() if len(peers) > 2 and times == len(peers) - 1}
-        lost += [f"{layers.prefix}.{i}.{name}" for i in peers for name in sorted(common - layers.names[i])]
+        lost += [
+            f"{layers.prefix}.{index}.{name}"
+            for index in peers
+            for name in sorted(common - layers.names[index])
+            if (index, "experts" in name) in wanted
+        ]
     return lost
 
 
