@@ -144,7 +144,11 @@ ALONE: dict[str, tuple] = {
     "no config": ("qwen3_5_text", delete(CONFIG), "HS002"),
     "half a config": ("bamba", lambda f: (f / CONFIG).write_bytes((f / CONFIG).read_bytes()[:99]), "HS003"),
     "a list for a config": ("lfm2", write(CONFIG, "[]"), "HS003"),
-    "config in another encoding": ("lfm2", write(CONFIG, '{"model_type": "lfm2", "x": "\xe9"}'.encode("latin-1")), "HS003"),
+    "config in another encoding": (
+        "lfm2",
+        write(CONFIG, '{"model_type": "lfm2", "x": "\xe9"}'.encode("latin-1")),
+        "HS003",
+    ),
     "a deep generation config": ("jamba", write("generation_config.json", "[" * 100_000), "HS003"),
     "index that is not JSON": ("qwen3_5_text", write(INDEX, "{,}"), "HS003", SHARDED),
     "no weights": ("zamba2", delete("*.safetensors"), "HS004"),
@@ -249,7 +253,11 @@ ALONE: dict[str, tuple] = {
         lambda f: (f / TOKENIZER).write_text((f / TOKENIZER).read_text()[:5000]),
         "HS011",
     ),
-    "a merge of unknown tokens": ("lfm2", edit(TOKENIZER, lambda t: t["model"]["merges"].append(["zz", "qq"])), "HS011"),
+    "a merge of unknown tokens": (
+        "lfm2",
+        edit(TOKENIZER, lambda t: t["model"]["merges"].append(["zz", "qq"])),
+        "HS011",
+    ),
     "two tokens with one id": ("lfm2", edit(TOKENIZER, lambda t: t["model"]["vocab"].update({"twin": 10})), "HS011"),
     "a tokenizer with code": ("qwen3_5_text", tokenizer_code, "HS012"),
     "an id beyond the embedding": (
@@ -257,8 +265,16 @@ ALONE: dict[str, tuple] = {
         edit(TOKENIZER, lambda t: t["added_tokens"][-1].update(id=ROWS + 5)),
         "HS201",
     ),
-    "an eos that is no token": ("jamba", edit("generation_config.json", lambda c: c.update(eos_token_id=[2, 399])), "HS202"),
-    "an eos that does not stop": ("lfm2", edit("tokenizer_config.json", lambda c: c.update(eos_token="<|user|>")), "HS203"),
+    "an eos that is no token": (
+        "jamba",
+        edit("generation_config.json", lambda c: c.update(eos_token_id=[2, 399])),
+        "HS202",
+    ),
+    "an eos that does not stop": (
+        "lfm2",
+        edit("tokenizer_config.json", lambda c: c.update(eos_token="<|user|>")),
+        "HS203",
+    ),
     "added tokens with two ids": (
         "lfm2",
         edit("tokenizer_config.json", lambda c: c.update(added_tokens_decoder={"5": {"content": "<eos>"}})),
@@ -340,7 +356,11 @@ DRAFTS: dict[str, tuple] = {
     ),
     "another end": ("zamba2", edit("generation_config.json", lambda c: c.update(eos_token_id=[1, 2])), "HS308"),
     "another chat template": ("lfm2", write("chat_template.jinja", "{{ messages[0].content }}"), "HS309"),
-    "a role that swallows spaces": ("lfm2", edit(TOKENIZER, lambda t: t["added_tokens"][-1].update(lstrip=True)), "HS310"),
+    "a role that swallows spaces": (
+        "lfm2",
+        edit(TOKENIZER, lambda t: t["added_tokens"][-1].update(lstrip=True)),
+        "HS310",
+    ),
     "another kind of tokenizer": ("lfm2", edit(TOKENIZER, unigram), "HS311"),
     "a shorter context": ("qwen3_5_text", config(max_position_embeddings=64), "HS404"),
     "another rope theta": (
@@ -384,7 +404,9 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_padding_is_no_difference(checkpoints: Callable[..., Path]) -> None:
     """Qwen2.5's sizes are padded to 151936 and 152064 rows: the tokens are the same."""
-    report = check(checkpoints("qwen3_5_text"), checkpoints("qwen3_5_text", vocab_size=ROWS + 64, intermediate_size=32), quick=True)
+    report = check(
+        checkpoints("qwen3_5_text"), checkpoints("qwen3_5_text", vocab_size=ROWS + 64, intermediate_size=32), quick=True
+    )
     assert not loud(report), told(report)
     finding = next(f for f in report.findings if f.code == "HS307")
     assert str(ROWS) in finding.seen and str(ROWS + 64) in finding.seen

@@ -117,7 +117,7 @@ def read_checkpoint(folder: str | Path, subject: Subject) -> Checkpoint:
     checkpoint = Checkpoint(Path(folder), subject)
     findings = checkpoint.findings
     if not checkpoint.folder.is_dir():
-        findings.append(Finding("HS001", subject, f"{folder} is no folder."))
+        findings.append(Finding("HS001", subject, f"{folder}: no such folder."))
         return checkpoint
     if not (checkpoint.folder / "config.json").is_file():
         findings.append(Finding("HS002", subject, f"{folder} has no config.json.", "config.json"))

@@ -46,6 +46,9 @@ def check(
         float | None, typer.Option(help="GiB; tells how many sequences fit.", show_default=False)
     ] = None,
     run: Annotated[bool, typer.Option("--run", help="Load the models and compare what they compute.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="With --run: compare torch.compile with eager too; takes minutes.")
+    ] = False,
     run_length: Annotated[int, typer.Option(min=16, help="Tokens of the long text of --run.")] = 8192,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings too make the exit status 1.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -54,15 +57,18 @@ def check(
 
     from hybridspec import embedded
     from hybridspec.checker.check import check as checked
+    from hybridspec.errors import InputError
 
     if target is None:
         target, draft = embedded.TARGET, embedded.DRAFTS[embedded.DEFAULT_DRAFT]
     with Console(stderr=True).status("reading configs, tokenizers and headers") as status:
+        if compiled and not run:
+            raise InputError("--compile needs --run")
         report = checked(target, draft, k=k, length=length, gpu_memory=gpu_memory, engine=engine)
         if run and not report.unreadable:
             from hybridspec.checker.run import run_models
 
-            report.run, findings = run_models(target, draft, run_length, status.update)
+            report.run, findings = run_models(target, draft, run_length, status.update, compiled)
             report.add(findings)
     if as_json:
         json.dump(report.to_dict() | {"exit_status": report.exit_status(strict)}, sys.stdout, indent=2)
@@ -219,7 +225,7 @@ def _engines(rows: list[dict[str, Any]]) -> "Table":
 def _run(console: "Console", run: dict[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table("run", "measured", "", title=None)
+    table = Table("run", "measured", "on")
     for entry in run["measurements"]:
         table.add_row(entry["name"], entry["value"], entry["detail"])
     console.print(table)

@@ -29,6 +29,29 @@ RollbackOption = Annotated[
         help="How rejected tokens are taken back: tape, slots, recompute, or auto (tape where known, else recompute)."
     ),
 ]
+NoCheckOption = Annotated[
+    bool, typer.Option("--no-check", help="Go on although hybridspec check finds errors in the files.")
+]
+
+
+def check_first(target: Path | None, draft: Path | None, no_check: bool) -> None:
+    """The quick part of ``hybridspec check`` on checkpoints that a user gave.
+
+    Raises:
+        CheckFailedError: it found errors; names them.
+    """
+    from hybridspec.checker.check import check
+    from hybridspec.errors import CheckFailedError
+
+    if no_check or target is None:
+        return
+    errors = check(target, draft, quick=True).errors
+    if errors:
+        lines = [f"  {error.code} {error.subject}: {error.seen} {error.action}" for error in errors]
+        again = " ".join(str(path) for path in (target, draft) if path)
+        found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
+        hint = f"hybridspec check {again} tells more; --no-check goes on regardless."
+        raise CheckFailedError("\n".join([found, *lines, hint]))
 
 
 def load_pair(

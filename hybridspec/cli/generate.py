@@ -9,12 +9,14 @@ import typer
 
 from hybridspec.cli.common import (
     DraftOption,
+    NoCheckOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
+    check_first,
     load_pair,
 )
 
@@ -43,6 +45,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     from rich.console import Console
@@ -56,6 +59,7 @@ def generate(
         raise InputError("the prompt is empty: give some text to --prompt")
     sampling = Sampling(temperature, top_k, top_p)
     with Console(stderr=True).status("loading target and draft"):
+        check_first(target, draft, no_check)
         runner, small = load_pair(target, draft, threads, rollback)
     tokens = runner.encode(text)
     check_length(runner, tokens, max_new_tokens, k)

@@ -9,12 +9,14 @@ import typer
 
 from hybridspec.cli.common import (
     DraftOption,
+    NoCheckOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
+    check_first,
     load_pair,
 )
 
@@ -57,6 +59,7 @@ def tune(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling.")] = 0,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
     from rich.console import Console
@@ -76,6 +79,7 @@ def tune(
         raise InputError(f"two workloads are called {twice!r}, after their file names: rename one of the files")
     storage = open_storage(out)
     with console.status("loading target and draft"):
+        check_first(target, draft, no_check)
         runner, small = load_pair(target, draft, threads, rollback)
     pair_name = f"{runner.fingerprint}+{small.runner.fingerprint} {runner.rollback} {threads}"
     studies = [WorkloadStudy(runner, small, w, settings, storage, pair_name) for w in workloads]
