@@ -419,7 +419,7 @@ CODES: dict[str, Code] = {
         "The configs ask for states in different types.",
     ),
     "HS403": Code(
-        "the draft is of another family",
+        "the draft is of another family or pattern",
         "note",
         "It works if the tokenizers agree; siblings of one training agree with the target more often.",
         "Measure the acceptance: hybridspec tune.",

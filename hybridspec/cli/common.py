@@ -43,14 +43,13 @@ def check_first(target: Path | None, draft: Path | None, no_check: bool) -> None
     from hybridspec.checker.check import check
     from hybridspec.errors import CheckFailedError
 
-    if no_check or target is None:
+    if no_check or target is None or draft is None:
         return
     errors = check(target, draft, quick=True).errors
     if errors:
         lines = [f"  {error.code} {error.subject}: {error.seen} {error.action}" for error in errors]
-        again = " ".join(str(path) for path in (target, draft) if path)
-        found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
-        hint = f"hybridspec check {again} tells more; --no-check goes on regardless."
+            found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
+        hint = f"hybridspec check {target} {draft} tells more; --no-check goes on regardless."
         raise CheckFailedError("\n".join([found, *lines, hint]))
 
 
