@@ -48,7 +48,7 @@ def check_first(target: Path | None, draft: Path | None, no_check: bool) -> None
     errors = check(target, draft, quick=True).errors
     if errors:
         lines = [f"  {error.code} {error.subject}: {error.seen} {error.action}" for error in errors]
-            found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
+        found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
         hint = f"hybridspec check {target} {draft} tells more; --no-check goes on regardless."
         raise CheckFailedError("\n".join([found, *lines, hint]))
 
