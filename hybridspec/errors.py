@@ -17,6 +17,10 @@ class IncompatiblePairError(HybridspecError):
     """Target and draft do not share one vocabulary."""
 
 
+class CheckFailedError(HybridspecError):
+    """The quick check before a command found errors."""
+
+
 class SessionError(HybridspecError, RuntimeError):
     """A session was used out of order, or after it was closed."""
 

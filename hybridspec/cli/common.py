@@ -1,5 +1,6 @@
 """Options and loading that several subcommands share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,18 +25,31 @@ RollbackOption = Annotated[
         help="How rejected tokens are taken back: tape, slots, recompute, or auto (tape where known, else recompute)."
     ),
 ]
-
-
-WorkloadOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        help="Embedded name; JSON Lines, CSV, Parquet or text file; folder; or data set of the local cache. Options "
-        "follow a colon: faq.csv:column=question,prompts=8,seed=1,max_new_tokens=128,temperature=0.7,name=faq. Repeat "
-        "for several. Default: all embedded ones.",
-    ),
+NoCheckOption = Annotated[
+    bool, typer.Option("--no-check", help="Go on although hybridspec check finds errors in the files.")
 ]
+
+
+def check_first(target: Path | None, drafts: Sequence[str], no_check: bool) -> None:
+    """The quick part of ``hybridspec check`` on checkpoints that a user gave; ``drafts`` are strategies or folders.
+
+    Raises:
+        CheckFailedError: it found errors; names them.
+    """
+    from hybridspec.checker.check import check
+    from hybridspec.errors import CheckFailedError
+
+    if no_check or target is None:
+        return
+    folders = [Path(spec.removeprefix("same-architecture:").removeprefix("path=")) for spec in drafts]
+    for draft in [folder for folder in folders if folder.is_dir()] or [None]:
+        errors = check(target, draft, quick=True).errors
+        if errors:
+            lines = [f"  {error.code} {error.subject}: {error.seen} {error.action}" for error in errors]
+            found = f"the check found {len(errors)} error{'s' * (len(errors) != 1)}:"
+            names = " ".join(str(path) for path in (target, draft) if path)
+            hint = f"hybridspec check {names} tells more; --no-check goes on regardless."
+            raise CheckFailedError("\n".join([found, *lines, hint]))
 
 
 def load_target(target: Path | None, threads: int, rollback: str) -> "TargetRunner":

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
+    NoCheckOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
     ThreadsOption,
     TopKOption,
     TopPOption,
+    check_first,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     from rich.console import Console
@@ -71,6 +74,7 @@ def generate(
     if target is not None and draft is None and rule.longest:
         raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
     with Console(stderr=True).status("loading target and draft"):
+        check_first(target, [draft] if draft and rule.longest else [], no_check)
         runner = load_target(target, threads, rollback)
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
     tokens = runner.encode(text)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridspec.cli.common import (
+    NoCheckOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
@@ -15,6 +16,7 @@ from hybridspec.cli.common import (
     TopKOption,
     TopPOption,
     WorkloadOption,
+    check_first,
 )
 
 HELP = """Measures acceptance and step costs on each workload and finds the draft and draft length that decode fastest.
@@ -70,6 +72,7 @@ def tune(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling.")] = 0,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
     from rich.console import Console
@@ -109,6 +112,7 @@ def tune(
     )
     console = Console(stderr=True)
     with console.status("loading target and drafts"):
+        check_first(target, request.drafts, no_check)
         tuning = Tuning(request)
     interrupted = False
     helpers = []

@@ -1,0 +1,128 @@
+"""The tensors that a config calls for, compared with those a checkpoint has, without reading or holding a weight.
+
+The model is built on the meta device, and the header's tensors, on the meta device too, go through transformers' own
+loading: every renaming, merge and split of a checkpoint's names is then the loader's.
+"""
+
+import re
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging as transformers_logging
+
+from hybridspec.checker.files import TensorInfo
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+#: What quantised checkpoints hold beside or instead of a weight.
+PACKED = re.compile(r"\.(qweight|weight_packed|weight_q|blocks|_blocks)$")
+SCALES = re.compile(
+    r"(\.|_)(scales?|scale_inv|zeros|qzeros|zero_point|g_idx|weight_shape|absmax|quant_map|nested_absmax|"
+    r"nested_quant_map|quant_state\..*|input_scale|weight_scale|weight_scale_2|weight_scale_inv|k_scale|v_scale|"
+    r"weight_global_scale|input_global_scale|SCB|weight_format|qscale)$"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Names are transformers' own.
+
+    Attributes:
+        missing: parameters and buffers that no file holds.
+        unexpected: tensors for which the model has no place and that transformers does not know to be harmless.
+        mismatched: name, shape in the files, shape in the model.
+        failed: first target name and message of tensors that could not be merged or split.
+        embeddings: names of the input embedding and the output head.
+    """
+
+    model_class: str
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    failed: tuple[tuple[str, str], ...]
+    embeddings: tuple[str, ...]
+
+
+def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo], quantised: bool) -> Comparison:
+    """Lays the headers' tensors into the model of ``config``. With ``quantised`` weights, shapes are not compared.
+
+    Raises:
+        Exception: whatever transformers raises for a config that it cannot build.
+    """
+    with _quietly():
+        model = build_on_meta(config)
+        content = {}
+        for name, tensor in tensors.items():
+            if quantised and SCALES.search(name):
+                continue
+            name = PACKED.sub(".weight", name) if quantised else name
+            content[name] = torch.empty(tensor.shape, dtype=DTYPES.get(tensor.dtype, torch.uint8), device="meta")
+        conversions = get_model_conversion_mapping(model)
+        for conversion in conversions:
+            # Some are so large that transformers converts them on the CPU, where a meta tensor cannot go.
+            if getattr(conversion, "force_cpu", False):
+                conversion.force_cpu = False
+        options = LoadStateDictConfig(
+            device_map={"": "meta"}, weight_mapping=conversions, ignore_mismatched_sizes=True, dtype=None
+        )
+        info, _ = type(model)._load_pretrained_model(model, content, None, options)
+        model._adjust_missing_and_unexpected_keys(info)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    failed = tuple((name, " ".join(str(text).split())) for name, text in sorted(info.conversion_errors.items()))
+    mismatched = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info.mismatched_keys)
+    return Comparison(
+        type(model).__name__,
+        tuple(sorted(info.missing_keys - tied)),
+        tuple(sorted(info.unexpected_keys)),
+        () if quantised else tuple(mismatched),
+        () if quantised else failed,
+        _embedding_names(model),
+    )
+
+
+def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
+    """The class that a runner would load, without memory."""
+    with torch.device("meta"):
+        if type(config) in AutoModelForCausalLM._model_mapping:
+            return AutoModelForCausalLM.from_config(config)
+        return AutoModelForImageTextToText.from_config(config)
+
+
+def _embedding_names(model: PreTrainedModel) -> tuple[str, ...]:
+    modules = {id(m): name for name, m in model.named_modules()}
+    found = []
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        name = modules.get(id(part))
+        found.append(f"{name}.weight" if name else "")
+    return tuple(found)
+
+
+@contextmanager
+def _quietly():
+    """Without the progress bar and the loading report, which would land on the terminal."""
+    level, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bar:
+            transformers_logging.enable_progress_bar()
