@@ -29,11 +29,15 @@ class SameArchitectureDraft(Draft):
 
     @classmethod
     def create(cls, target: TargetRunner, path: str) -> "SameArchitectureDraft":
-        """Loads the draft from a checkpoint folder, or an embedded one by its name, with the target's rollback."""
+        """Loads the draft from a checkpoint folder, or an embedded one by its name, to run like the target."""
         from hybridspec import embedded
 
         folder = embedded.DRAFTS.get(path, path)
-        return cls(TargetRunner.from_pretrained(folder, rollback=target.requested_rollback, device=target.device))
+        return cls(
+            TargetRunner.from_pretrained(
+                folder, rollback=target.requested_rollback, dtype=target.model.dtype, device=target.device
+            )
+        )
 
     def start(
         self,

@@ -272,7 +272,7 @@ def worker(out: Path, delay: float, storage: str = "") -> subprocess.Popen:
 
 @pytest.mark.parametrize("storage", ["", "journal"])
 def test_two_workers_share_one_study(tmp_path: Path, storage: str) -> None:
-    url = f"journal:{tmp_path / 'journal.log'}" if storage else ""
+    url = str(tmp_path / "journal.log") if storage else ""
     # The survey first, as the command does before it starts others.
     pretended_study(
         Pretended({str(k): 1 + 0.1 * k for k in range(1, 5)}), tmp_path, url or None, keep_going=True

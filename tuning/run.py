@@ -10,6 +10,7 @@ from hybridspec import embedded
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode, TargetRunner
+from hybridspec.tuning.config_file import DType, TuneConfig
 from hybridspec.tuning.configuration import Bench
 from hybridspec.tuning.encoding import encode_workload
 from hybridspec.tuning.profile import build_profile
@@ -22,12 +23,16 @@ from hybridspec.tuning.workloads import WorkloadSource, find_workloads
 EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers", "prompt-lookup")
 LENGTHS = ("expected-gain", "svip")
 
+SETTINGS = ("prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
+#: Fields that a configuration and a request, or its settings, have under one name.
+SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device")
+
 
 @dataclass(frozen=True)
 class TuneRequest:
     """Everything that a tuning run depends on; plain values, so that it can be sent to another process.
 
-    ``storage``: an Optuna URL or ``journal:PATH``; None is a SQLite file in ``out``.
+    ``storage``: an Optuna URL or the path of a journal file; None is a SQLite file in ``out``.
     """
 
     target: Path | None = None
@@ -40,6 +45,23 @@ class TuneRequest:
     settings: Settings = field(default_factory=Settings)
     threads: int = 1
     rollback: RollbackMode = "auto"
+    dtype: DType = "float32"
+    device: str = "cpu"
+
+    @classmethod
+    def from_config(cls, config: TuneConfig, **settings: object) -> "TuneRequest":
+        """What a configuration says, with defaults for what it leaves out; ``settings`` are those it has no key for."""
+        given = {name: getattr(config, name) for name in SHARED if getattr(config, name) is not None}
+        if config.max_k is not None:
+            settings["longest"] = config.max_k
+        settings |= {name: given.pop(name) for name in list(given) if name in SETTINGS}
+        if settings.get("seconds") == 0:
+            settings["seconds"] = None
+        if config.lengths:
+            given["lengths"] = tuple(spec for spec in config.lengths if spec != "fixed")
+        if config.drafts:
+            given["drafts"] = config.drafts
+        return cls(workloads=config.workloads, settings=Settings(**settings), **given)
 
 
 class Tuning:
@@ -57,11 +79,17 @@ class Tuning:
             make_length(spec)
         storage = open_storage(request.out, request.storage)
         torch.set_num_threads(request.threads)
-        self.target = TargetRunner.from_pretrained(request.target or embedded.TARGET, rollback=request.rollback)
+        self.target = TargetRunner.from_pretrained(
+            request.target or embedded.TARGET,
+            rollback=request.rollback,
+            dtype=getattr(torch, request.dtype),
+            device=request.device,
+        )
         self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
         space = search_space(request.drafts, request.lengths, settings.longest, request.segments)
         bench = Bench(self.target, drafts=self.drafts)
-        models = [self.target.fingerprint, *map(self._draft_identity, request.drafts), self.target.rollback]
+        models = [self.target.fingerprint, *map(self._draft_identity, request.drafts)]
+        models += [self.target.rollback, request.dtype, request.device]
         self.studies = []
         for workload in workloads:
             prompts = encode_workload(

@@ -20,8 +20,9 @@ STALE_SECONDS = 3600.0
 
 
 def open_storage(out: Path, url: str | None = None) -> BaseStorage:
-    """The storage at ``url`` (an RDB URL, or ``journal:PATH``), by default ``study.db`` in the folder ``out``, which is
-    made.
+    """The storage at ``url`` (an RDB URL, or the path of a journal file), by default ``study.db`` in ``out``.
+
+    The folder ``out`` is made.
 
     Raises:
         InputError: the folder cannot be made or written to, or the storage cannot be opened.
@@ -35,9 +36,8 @@ def open_storage(out: Path, url: str | None = None) -> BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     where = url or f"sqlite:///{out / 'study.db'}"
     try:
-        if where.startswith("journal:"):
-            file = optuna.storages.journal.JournalFileBackend(where.removeprefix("journal:"))
-            return optuna.storages.JournalStorage(file)
+        if "://" not in where:
+            return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(where))
         # Several processes may write: wait for each other instead of failing.
         options = {"connect_args": {"timeout": 60}} if where.startswith("sqlite") else {}
         return _database(where, options)

@@ -29,6 +29,18 @@ NoCheckOption = Annotated[
     bool, typer.Option("--no-check", help="Go on although hybridspec check finds errors in the files.")
 ]
 
+WorkloadOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="Embedded name; JSON Lines, CSV, Parquet or text file; folder; or data set of the local cache. Options "
+        "follow a colon, with commas between: faq.csv:column=question,seed=1. They are column, chat, prompts, seed, "
+        "max_new_tokens, temperature, name, split, subset, skip_unusable, number_rows. Repeat for several. Default: "
+        "all embedded ones.",
+    ),
+]
+
 
 def check_first(target: Path | None, drafts: Sequence[str], no_check: bool) -> None:
     """The quick part of ``hybridspec check`` on checkpoints that a user gave; ``drafts`` are strategies or folders.

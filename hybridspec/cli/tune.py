@@ -1,5 +1,6 @@
 """``hybridspec tune``: which draft and draft length each workload should use, and what it gains."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,10 +10,7 @@ import typer
 
 from hybridspec.cli.common import (
     NoCheckOption,
-    RollbackOption,
     TargetOption,
-    TemperatureOption,
-    ThreadsOption,
     TopKOption,
     TopPOption,
     WorkloadOption,
@@ -34,6 +32,10 @@ Example: hybridspec tune --target ./Qwen3.5-27B --draft ./Qwen3.5-0.8B --workloa
 
 
 def tune(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with all of this, see configs/; flags override it.", show_default=False),
+    ] = None,
     target: TargetOption = None,
     draft: Annotated[
         list[str] | None,
@@ -44,34 +46,47 @@ def tune(
         typer.Option(
             "--length",
             "-l",
-            help="Draft-length rule beside every fixed K; repeat. none: fixed K only. Default: expected-gain, svip.",
+            help="Draft-length rule beside every fixed K; repeat. fixed: no other. Default: expected-gain, svip.",
         ),
     ] = None,
     workload: WorkloadOption = None,
-    out: Annotated[Path, typer.Option(help="Folder of the study, the profile and the vLLM settings.")] = Path(
-        "hybridspec-tune"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of study, profile and vLLM settings. Default: hybridspec-tune.", show_default=False),
+    ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(help="Optuna storage URL, or journal:FILE; default: a SQLite file in --out.", show_default=False),
+        typer.Option(
+            help="Optuna storage URL, or path of a journal file; default: a SQLite file in --out.", show_default=False
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the work; mind the cores.")] = 1,
-    longest: Annotated[int, typer.Option("--max-k", min=1, help="Longest draft length to consider.")] = 8,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the work; mind the cores. Default: 1.")
+    ] = None,
+    longest: Annotated[
+        int | None, typer.Option("--max-k", min=1, help="Longest draft length to consider. Default: 8.")
+    ] = None,
     segments: Annotated[bool, typer.Option("--segments", help="Consider segmented verification too.")] = False,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens generated per prompt.")] = 48,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts per workload. Default: 3.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens generated per prompt. Default: 48.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each trial decodes each prompt.")] = 1,
-    trials: Annotated[int, typer.Option(min=1, help="Configurations to measure per workload at most.")] = 6,
-    seconds: Annotated[float, typer.Option(min=0, help="Time limit per workload; 0: none.")] = 20.0,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Configurations to measure per workload at most. Default: 6.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="Time limit per workload; 0: none. Default: 20.")] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Use up trials and time, even when nothing untried can win.")
     ] = False,
-    temperature: TemperatureOption = 0.0,
+    temperature: Annotated[float | None, typer.Option(help="0, the default, is greedy.")] = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling.")] = 0,
-    threads: ThreadsOption = 1,
-    rollback: RollbackOption = "auto",
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling. Default: 0.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; small models run best on one. Default: 1.")
+    ] = None,
+    rollback: Annotated[
+        str | None, typer.Option(help="tape, slots, recompute, or auto (the default: tape where known).")
+    ] = None,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
@@ -79,37 +94,37 @@ def tune(
 
     from hybridspec.cli.progress import progress_bar
     from hybridspec.errors import InputError
+    from hybridspec.tuning.config_file import TuneConfig, load_config
     from hybridspec.tuning.profile import write_profile
     from hybridspec.tuning.report import profile_notes, profile_table
-    from hybridspec.tuning.run import EMBEDDED_DRAFTS, LENGTHS, TuneRequest, Tuning, start_workers
-    from hybridspec.tuning.study import Settings
+    from hybridspec.tuning.run import TuneRequest, Tuning, start_workers
 
-    if target is not None and not draft:
-        raise InputError("--target needs --draft: the embedded drafts fit the embedded target only")
-    request = TuneRequest(
+    settings = load_config(config) if config else TuneConfig()
+    settings = settings.override(
+        drafts=draft,
         target=target,
-        drafts=tuple(draft or EMBEDDED_DRAFTS),
-        lengths=tuple(each for each in length or LENGTHS if each != "none"),
-        segments=segments,
-        workloads=tuple(workload or ()),
+        lengths=length,
+        workloads=workload,
         out=out,
         storage=storage,
-        settings=Settings(
-            longest=longest,
-            prompts=prompts,
-            max_new_tokens=max_new_tokens,
-            trials=trials,
-            seconds=seconds or None,
-            repeats=repeats,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-            keep_going=keep_going,
-        ),
+        workers=workers,
+        max_k=longest,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        trials=trials,
+        seconds=seconds,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
         threads=threads,
         rollback=rollback,
     )
+    if settings.backend != "torch":
+        raise InputError(f"backend {settings.backend!r} cannot be tuned by this version: it runs 'torch'")
+    request = TuneRequest.from_config(settings, repeats=repeats, keep_going=keep_going)
+    request = dataclasses.replace(request, segments=segments)
+    target, out, workers = request.target, request.out, settings.workers or 1
     console = Console(stderr=True)
     with console.status("loading target and drafts"):
         check_first(target, request.drafts, no_check)
