@@ -37,8 +37,9 @@ WorkloadOption = Annotated[
         "--workload",
         "-w",
         help="Embedded name; JSON Lines, CSV, Parquet or text file; folder; or data set of the local cache. Options "
-        "follow a colon: faq.csv:column=question,prompts=8,seed=1,max_new_tokens=128,temperature=0.7,name=faq. Repeat "
-        "for several. Default: all embedded ones.",
+        "follow a colon, with commas between: faq.csv:column=question,seed=1. They are column, chat, prompts, seed, "
+        "max_new_tokens, temperature, name, split, subset, skip_unusable, number_rows. Repeat for several. Default: "
+        "all embedded ones.",
     ),
 ]
 
