@@ -90,7 +90,9 @@ def write_checkpoint(folder: Path, target: Path, model: PreTrainedModel, head: P
 
 
 def measure(checkpoint: Path, workloads: Sequence[Path], k: int, prompts: int, new: int) -> dict[str, dict]:
-    """Greedy acceptance on the first prompts of each workload, and the cost of a drafted token in target steps."""
+    """Greedy acceptance on the first prompts of each workload, and the cost of a drafted token in target steps; prints
+    each workload as it is done.
+    """
     from hybridspec.tuning.workloads import load_workload
 
     runner = TargetRunner.from_pretrained(checkpoint)
@@ -115,14 +117,13 @@ def measure(checkpoint: Path, workloads: Sequence[Path], k: int, prompts: int, n
             "by_position": speculative.acceptance_by_position(),
             "cost_ratio": full[len(full) // 2] / steps[len(steps) // 2],
         }
+        print(line(path.stem, **results[path.stem]), flush=True)
     return results
 
 
-def print_acceptance(results: dict[str, dict]) -> None:
-    for name, row in results.items():
-        positions = "  ".join(f"{share:.0%}" for share in row["by_position"])
-        length, cost = row["acceptance_length"], row["cost_ratio"]
-        print(f"{name:14s} length {length:.2f}  cost {cost:.3f} target steps  by position {positions}", flush=True)
+def line(workload: str, acceptance_length: float, by_position: Sequence[float], cost_ratio: float) -> str:
+    positions = "  ".join(f"{share:.0%}" for share in by_position)
+    return f"{workload:14s} length {acceptance_length:.2f}  cost {cost_ratio:.3f} target steps  by position {positions}"
 
 
 def main() -> None:
@@ -179,7 +180,6 @@ def main() -> None:
         workloads = list(embedded.workload_files().values())
         results = measure(checkpoint, workloads, arguments.depths + 1, arguments.prompts, arguments.new)
         (arguments.out / "acceptance.json").write_text(json.dumps(results, indent=2) + "\n")
-        print_acceptance(results)
 
 
 if __name__ == "__main__":
