@@ -74,6 +74,8 @@ class Draft(ABC):
 
     #: Name in tables and profiles.
     name: str
+    #: Whether its distributions tell how sure it is. If not, rules that look at them never stop it.
+    has_doubts = True
 
     @classmethod
     def create(cls, target: "TargetRunner", **options: object) -> "Draft":

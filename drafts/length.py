@@ -22,11 +22,13 @@ class DraftLength(ABC):
     Attributes:
         name: in tables and profiles.
         longest: most tokens that it ever asks for.
+        demanded: tokens that must fit into the context behind the prompt; a rule that adapts takes what room there is.
         looks_at_drafts: whether :meth:`proceed` is to be asked, which costs a softmax for each drafted token.
     """
 
     name: str
     longest: int
+    demanded = 0
     looks_at_drafts = False
 
     @abstractmethod
@@ -77,7 +79,7 @@ class FixedLength(DraftLength):
     def __init__(self, k: int) -> None:
         if k < 0:
             raise InputError(f"the draft length K must be 0 (plain decoding) or more, not {k}")
-        self.longest = k
+        self.longest = self.demanded = k
         self.name = f"K={k}"
 
     def limit(self) -> int:

@@ -25,6 +25,8 @@ class PromptLookupDraft(Draft):
         window: how many tokens back an occurrence may lie; 0 is no limit.
     """
 
+    has_doubts = False
+
     def __init__(self, longest: int = 4, shortest: int = 2, window: int = 0) -> None:
         if not 1 <= shortest <= longest:
             raise InputError(f"n-grams need 1 <= shortest <= longest, not shortest {shortest} and longest {longest}")

@@ -156,3 +156,11 @@ def make_length(spec: str | int) -> DraftLength:
     name, _, text = spec.partition(":")
     rule = LENGTHS.find(name)
     return rule(**LENGTHS.options(name, text, rule))
+
+
+def with_longest(spec: str, longest: int) -> str:
+    """``spec`` of a rule with ``longest`` as its cap, if it takes one and does not name it."""
+    name, _, text = spec.partition(":")
+    if spec.isdecimal() or "longest" not in inspect.signature(LENGTHS.find(name)).parameters or "longest=" in text:
+        return spec
+    return f"{name}:{text},longest={longest}" if text else f"{name}:longest={longest}"

@@ -122,7 +122,7 @@ def decode(
 
     length = make_length(k) if isinstance(k, int) else k
     prompt = flat_ids(prompt)
-    check_length(target, prompt, max_new_tokens, length.longest)
+    check_length(target, prompt, max_new_tokens, length.demanded)
     if length.longest and draft is None:
         raise InputError(f"K = {length.longest} needs a draft: give one, or K = 0 for plain decoding")
     if draft is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from hybridspec.cli import app as cli
 from hybridspec.embedded import TARGET
+from hybridspec.tuning.profile import read_profile
 
 
 def run(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, str]:
@@ -25,21 +26,65 @@ SMALL = ("-w", "json", "--prompts", "1", "--max-new-tokens", "8", "--max-k", "2"
 
 
 def test_tune_writes_a_profile_and_resumes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    status, out, _ = run(capsys, "tune", *SMALL, "--out", str(tmp_path), "--json")
+    arguments = ("tune", *SMALL, "-d", "prompt-lookup", "-l", "fixed", "--out", str(tmp_path))
+    status, out, _ = run(capsys, *arguments, "--json")
     assert status == 0
     profile = json.loads(out)
-    assert profile == json.loads((tmp_path / "profile.json").read_text())
+    assert profile == read_profile(tmp_path)
     workload = profile["workloads"]["json"]
-    assert workload["complete"]
-    assert workload["best_k"] in (0, 1, 2)
-    assert sorted(workload["measured"]) == ["0", "1", "2"]
-    assert (tmp_path / "speculative-config-json.json").exists() == bool(workload["best_k"])
-    status, out, _ = run(capsys, "tune", *SMALL, "--out", str(tmp_path), "--json")
+    assert workload["complete"] and workload["stopped"]
+    assert workload["chosen"]["draft"] in ("", "prompt-lookup")
+    assert {(row["draft"], row["length"]) for row in workload["predicted"]} == {
+        ("", "0"),
+        ("prompt-lookup", "1"),
+        ("prompt-lookup", "2"),
+    }
+    assert 1 <= len(workload["trials"]) <= 2
+    status, out, _ = run(capsys, *arguments, "--json")
     assert status == 0
     assert json.loads(out)["workloads"] == profile["workloads"]
-    status, out, _ = run(capsys, "tune", *SMALL, "--out", str(tmp_path))
+    status, out, _ = run(capsys, *arguments)
     assert status == 0
-    assert "best K" in out and "json" in out and "profile.json" in out
+    assert "Best configuration by workload" in out and "json" in out and "profile.json" in out
+
+
+def test_tune_reads_a_configuration_and_flags_override_it(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    path = tmp_path / "tune.toml"
+    path.write_text(
+        'target = "embedded"\ndrafts = ["prompt-lookup"]\nlengths = ["fixed"]\nworkloads = ["prose", "json"]\n'
+        'max_k = 7\nprompts = 1\nmax_new_tokens = 8\nout = "tuned"\nseconds = 0\n'
+    )
+    status, out, _ = run(capsys, "tune", "--config", str(path), "-w", "json", "--max-k", "1", "--json")
+    assert status == 0
+    profile = json.loads(out)
+    assert list(profile["workloads"]) == ["json"]
+    assert (tmp_path / "tuned" / "profile.json").is_file()
+    assert profile["settings"] | {"longest": 1, "prompts": 1, "seconds": None} == profile["settings"]
+    path.write_text(path.read_text() + 'backend = "vllm"\n')
+    status, _, err = run(capsys, "tune", "--config", str(path))
+    assert status == 2 and "vllm" in err
+
+
+def test_compare_shows_every_configuration(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    size = ("-w", "json", "--prompts", "1", "--max-new-tokens", "8", "-l", "2", "-l", "svip")
+    drafts = ("-d", "same-architecture:draft-2-layers", "-d", "prompt-lookup")
+    files = ("--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "plot.png"))
+    status, out, _ = run(capsys, "compare", *size, *drafts, *files, "--json")
+    assert status == 0
+    rows = json.loads(out)["results"]
+    assert [(r["draft"], r["length"]) for r in rows] == [(d, n) for d in drafts[1::2] for n in ("2", "svip")]
+    assert all(r["tokens"] == 8 and r["speedup"] > 0 for r in rows)
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 5
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    status, out, _ = run(capsys, "compare", *size, *drafts)
+    assert status == 0 and "prompt-lookup" in out and "svip" in out
+
+
+def test_compare_samples_with_block_verification(capsys: pytest.CaptureFixture) -> None:
+    size = ("-w", "json", "--prompts", "1", "--max-new-tokens", "8", "-l", "2", "-d", "prompt-lookup")
+    status, out, _ = run(capsys, "compare", *size, "--temperature", "0.8", "--block", "--json")
+    assert status == 0
+    assert [r["verification"] for r in json.loads(out)["results"]] == ["token", "block"]
 
 
 def test_generate_compare_says_the_text_is_the_same(capsys: pytest.CaptureFixture) -> None:
@@ -74,6 +119,12 @@ def test_generate_json(capsys: pytest.CaptureFixture) -> None:
         (("generate", "--prompt", "x", "--rollback", "magic"), "magic"),
         (("tune", "-w", "nothing"), "no embedded workload 'nothing'"),
         (("tune", "-w", "json", "--max-k", "9000"), "workload json, prompt"),
+        (("tune", "-w", "json", "--length", "svp"), "Did you mean 'svip'"),
+        (("tune", "-w", "json", "--draft", "prompt-look"), "Did you mean 'prompt-lookup'"),
+        (("compare", "-w", "json", "-d", "prompt-lookup", "--block"), "temperature"),
+        (("compare", "-w", "json", "-d", "nothing"), "unknown draft strategy 'nothing'"),
+        (("compare", "-w", "json", "--csv", "/nowhere/rows.csv"), "/nowhere/rows.csv: cannot be written"),
+        (("generate", "--prompt", "x", "--k", "svp"), "Did you mean 'svip'"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
@@ -104,7 +155,7 @@ def test_missing_weights_are_named(capsys: pytest.CaptureFixture, tmp_path: Path
 def test_help_shows_an_example_and_imports_stay_light() -> None:
     code = "import sys; import hybridspec.cli.app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    for command in ("tune", "generate"):
+    for command in ("tune", "generate", "compare"):
         out = subprocess.run(
             [sys.executable, "-m", "hybridspec.cli.app", command, "--help"], capture_output=True, text=True, check=True
         )

@@ -86,7 +86,7 @@ class Tuning:
             device=request.device,
         )
         self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
-        space = search_space(request.drafts, request.lengths, settings.longest, request.segments)
+        space = search_space(self.drafts, request.lengths, settings.longest, request.segments)
         bench = Bench(self.target, drafts=self.drafts)
         models = [self.target.fingerprint, *map(self._draft_identity, request.drafts)]
         models += [self.target.rollback, request.dtype, request.device]

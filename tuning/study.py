@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import optuna
@@ -16,6 +16,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
+from hybridspec.drafts.base import Draft
+from hybridspec.drafts.registry import make_length, with_longest
 from hybridspec.errors import InputError
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
@@ -63,12 +65,19 @@ class Settings:
 
 
 def search_space(
-    drafts: Sequence[str], lengths: Sequence[str], longest: int, segments: bool = False
+    drafts: Sequence[str] | Mapping[str, Draft], lengths: Sequence[str], longest: int, segments: bool = False
 ) -> list[Configuration]:
-    """Plain decoding, and every draft with every K up to ``longest`` and every rule in ``lengths``."""
-    rules = [*(str(k) for k in range(1, longest + 1)), *(r for r in lengths if not r.isdecimal())]
+    """Plain decoding, and every draft with every K up to ``longest`` and every rule in ``lengths``.
+
+    A rule that looks at the draft's distributions is left out for a draft that has no doubts.
+    """
+    fixed = [str(k) for k in range(1, longest + 1)]
+    rules = [with_longest(rule, longest) for rule in lengths]
+    looking = {rule for rule in rules if make_length(rule).looks_at_drafts}
+    sure = {d for d in drafts if isinstance(drafts, Mapping) and not drafts[d].has_doubts}
     cut = (False, True) if segments else (False,)
-    return [PLAIN, *(Configuration(d, r, s) for d in drafts for r in rules for s in cut)]
+    pairs = [(d, r) for d in drafts for r in [*fixed, *rules] if not (d in sure and r in looking)]
+    return [PLAIN, *(Configuration(d, r, s) for d, r in pairs for s in cut)]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class PreparedPrompt:
         verification: Verification = "token",
     ) -> Run:
         length = FixedLength(k) if isinstance(k, int) else k
-        check_length(self._target, self.tokens, max_new_tokens, length.longest)
+        check_length(self._target, self.tokens, max_new_tokens, length.demanded)
         self.rewind()
         statistics = Statistics()
         wall, cpu = time.perf_counter(), time.process_time()

@@ -78,7 +78,7 @@ def generate(
         runner = load_target(target, threads, rollback)
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
     tokens = runner.encode(text)
-    check_length(runner, tokens, max_new_tokens, rule.longest)
+    check_length(runner, tokens, max_new_tokens, rule.demanded)
     console = Console(highlight=False)
     runs = {}
     ways = {"speculative": rule} if rule.longest else {"plain": rule}
