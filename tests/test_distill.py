@@ -177,6 +177,7 @@ def test_options_and_folders_that_do_not_fit_are_refused(target: TargetRunner, c
     refused("K = 5000 is beyond the context", k=5000)
     refused("a draft of 5 layers", layers=5)
     refused("the target has layers 0 to 3, not 4", keep_layers=(0, 4))
+    refused("a draft of layers 0 cannot run by itself", layers=1)
     refused("not both", layers=2, keep_layers=(0, 3))
     refused("windows of 4096 tokens exceed the context|give more text", length=4096)
     refused("is the target itself", out=target.path)

@@ -135,6 +135,13 @@ class _Distillation:
         else:
             self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
         self.draft = cut_model(self.model, self.kept).float()
+        try:
+            self.untrained = TargetRunner(self.draft, target.tokenizer, target.rollback)
+        except UnsupportedLayerError as error:
+            raise UnsupportedLayerError(
+                f"a draft of layers {', '.join(map(str, self.kept))} cannot run by itself: {error} Or choose more "
+                "--layers, or others with --keep-layers."
+            ) from error
         files, tests = (text_files([Path(path) for path in paths]) for paths in (corpus, held_out))
         if not files:
             raise InputError("no corpus: give text files or folders of them")
@@ -218,7 +225,7 @@ class _Distillation:
 
     def run(self) -> dict:
         rollback = self.target.rollback
-        before = self._measured("before", 0, lambda: TargetRunner(self.draft, self.target.tokenizer, rollback))
+        before = self._measured("before", 0, lambda: self.untrained)
         self._make_outputs()
         sitting = self._train()
         self.draft.save_pretrained(self.out)
