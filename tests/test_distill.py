@@ -163,8 +163,14 @@ def test_a_bad_corpus_is_named(target: TargetRunner, tmp_path: Path, name: str, 
     folder = tmp_path / "corpus"
     folder.mkdir()
     write(folder, name, content)
-    with pytest.raises(InputError, match=message.replace("(", r"\(")):
-        distill(target, [folder], tmp_path / "out", Settings(**SMALL))
+    for path in (folder, folder / name):
+        with pytest.raises(InputError, match=message if path is folder or "folder" not in message else "no text in it"):
+            distill(target, [path], tmp_path / "out", Settings(**SMALL))
+    write(folder, name, b"").unlink()
+    write(folder, "good.txt", "\n<|endoftext|>\n".join(DOCUMENTS).encode())
+    # The refused corpus is forgotten.
+    with pytest.raises(KeyboardInterrupt):
+        distill(target, [folder], tmp_path / "out", Settings(**SMALL), progress=interrupt("corpus"))
 
 
 def test_options_and_folders_that_do_not_fit_are_refused(target: TargetRunner, corpus: Path, tmp_path: Path) -> None:
@@ -177,8 +183,9 @@ def test_options_and_folders_that_do_not_fit_are_refused(target: TargetRunner, c
     refused("K = 5000 is beyond the context", k=5000)
     refused("a draft of 5 layers", layers=5)
     refused("the target has layers 0 to 3, not 4", keep_layers=(0, 4))
+    refused("a draft of layers 0 cannot run by itself", layers=1)
     refused("not both", layers=2, keep_layers=(0, 3))
-    refused("windows of 4096 tokens exceed the context|give more text", length=4096)
+    refused("windows of 4096 tokens exceed the context", length=4096)
     refused("is the target itself", out=target.path)
     other = tmp_path / "other"
     tiny_model().save_pretrained(other)

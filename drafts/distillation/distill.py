@@ -135,21 +135,30 @@ class _Distillation:
         else:
             self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
         self.draft = cut_model(self.model, self.kept).float()
-        files, tests = (text_files([Path(path) for path in paths]) for paths in (corpus, held_out))
-        if not files:
+        try:
+            self.untrained = TargetRunner(self.draft, target.tokenizer, target.rollback)
+        except UnsupportedLayerError as error:
+            raise UnsupportedLayerError(
+                f"a draft of layers {', '.join(map(str, self.kept))} cannot run by itself: {error} Or choose more "
+                "--layers, or others with --keep-layers."
+            ) from error
+        self.files, tests = (text_files([Path(path) for path in paths]) for paths in (corpus, held_out))
+        if not self.files:
             raise InputError("no corpus: give text files or folders of them")
+        if settings.length > target.max_length:
+            raise InputError(f"windows of {settings.length} tokens exceed the context of {target.max_length}")
         # Whatever the prompt, it has two tokens.
         check_length(target, [0, 0], settings.new_tokens, settings.k)
         self.known = {
             "target": fingerprint(target),
             "kept_layers": self.kept,
-            "corpus": identity(files),
+            "corpus": identity(self.files),
             "heldout": identity(tests),
             **settings.identity(),
         }
         self.state = self._open()
         self.corpus: Corpus = prepare(
-            files,
+            self.files,
             tests,
             target.tokenizer,
             target.vocab_size,
@@ -164,8 +173,8 @@ class _Distillation:
                 check_length(target, prompt, settings.new_tokens, settings.k)
             except HybridspecError as error:
                 raise type(error)(f"held-out prompt of {source}: {error}") from error
-        if settings.length > target.max_length:
-            raise InputError(f"windows of {settings.length} tokens exceed the context of {target.max_length}")
+        # Not before: a corpus that was refused may be another the next time.
+        self._save_state()
         self.windows = self.corpus.held_out_windows(target.tokenizer, settings.length, count=16)
 
     def _open(self) -> dict:
@@ -176,23 +185,20 @@ class _Distillation:
         """
         if self.target.path and self.out.resolve() == self.target.path:
             raise InputError(f"--out {self.out}: is the target itself. Choose another folder.")
+        record = self.work / "state.json"
+        if not record.is_file() and (self.out / "config.json").exists():
+            raise InputError(
+                f"--out {self.out}: holds a checkpoint, and nothing that its training could go on from. "
+                "Choose another folder."
+            )
         try:
             self.work.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"--out {self.out}: cannot make this folder: {error.strerror}") from error
         if not os.access(self.work, os.W_OK):
             raise InputError(f"--out {self.out}: this folder is not writable. Choose another.")
-        record = self.work / "state.json"
         if not record.is_file():
-            if (self.out / "config.json").exists():
-                self.work.rmdir()
-                raise InputError(
-                    f"--out {self.out}: holds a checkpoint, and nothing that its training could go on from. "
-                    "Choose another folder."
-                )
-            state = {"known": self.known, "held_out": {}, "losses": None, "output_seconds": 0.0, "fresh_tokens": 0}
-            _write_json(record, state)
-            return state
+            return {"known": self.known, "held_out": {}, "losses": None, "output_seconds": 0.0, "fresh_tokens": 0}
         with self._going_on(record):
             state = json.loads(record.read_text(encoding="utf-8"))
         for name, value in self.known.items():
@@ -218,7 +224,7 @@ class _Distillation:
 
     def run(self) -> dict:
         rollback = self.target.rollback
-        before = self._measured("before", 0, lambda: TargetRunner(self.draft, self.target.tokenizer, rollback))
+        before = self._measured("before", 0, lambda: self.untrained)
         self._make_outputs()
         sitting = self._train()
         self.draft.save_pretrained(self.out)
@@ -349,7 +355,7 @@ class _Distillation:
             "schema": 1,
             "complete": after is not None,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": shlex.join(["hybridspec", *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "target": {
                 "name": self.target.name,
                 "path": str(self.target.path) if self.target.path else None,
@@ -362,6 +368,7 @@ class _Distillation:
             "trained_parameters": sum(p.numel() for p in self.draft.parameters() if p.requires_grad),
             "settings": dataclasses.asdict(settings),
             "corpus": {
+                "files": list(map(str, self.files)),
                 "tokens": self.corpus.tokens,
                 "held_out_texts": {name: len(texts) for name, texts in self.corpus.held_out.items()},
             },

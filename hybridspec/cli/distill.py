@@ -59,18 +59,20 @@ def distill(
     rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the provenance as JSON.")] = False,
 ) -> None:
+    import torch
     from rich.console import Console
 
     from hybridspec import embedded
     from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
     from hybridspec.drafts.distillation.distill import distill as run
+    from hybridspec.drafts.training.documents import text_files
     from hybridspec.runner import TargetRunner
 
     kept = None if keep_layers is None else _numbers(keep_layers)
     settings = Settings(layers, kept, minutes, k, rows, length, seed, rate, prompts)
+    # Before a large target is loaded.
+    text_files([*corpus, *(heldout or ())])
     console = Console(stderr=True)
-    import torch
-
     torch.set_num_threads(threads)
     with console.status("loading the target"):
         runner = TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
