@@ -462,6 +462,28 @@ def test_an_unknown_layer_is_named(spoilt: Callable[..., Path]) -> None:
     assert loud(report) == ["HS110"] and "HS109" in report.codes, told(report)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["layers_block_type permuted", "an expert dropped", "another width", "a transposed tensor", "a tensor renamed"],
+)
+def test_laying_equal_layers_in_once_says_the_same(
+    name: str, spoilt: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, spoil, *_ = ALONE[name]
+    folder = spoilt(family, spoil)
+    whole = check(folder)
+    monkeypatch.setattr("hybridspec.checker.expected.MANY", 0)
+    assert [f.to_dict() for f in check(folder).findings] == [f.to_dict() for f in whole.findings]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - CLAMPED))
+def test_equal_layers_are_laid_in_once_without_a_finding(
+    name: str, checkpoints: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridspec.checker.expected.MANY", 0)
+    assert not set(check(checkpoints(name)).codes) - ENGINE_NOTES
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - CLAMPED))
 def test_a_clean_checkpoint_of_every_family_and_a_pair_of_it_give_nothing(
     name: str, checkpoints: Callable[..., Path]
