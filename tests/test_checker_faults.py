@@ -6,6 +6,7 @@ pairs, give none.
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -392,7 +393,20 @@ def test_there_are_enough_faults() -> None:
     assert len({family for family, *_ in (*ALONE.values(), *DRAFTS.values())}) >= 12
     reached = {case[2] for case in (*ALONE.values(), *DRAFTS.values())}
     # The others are reached below, and HS5xx to HS7xx in files of their own.
-    others = {"HS001", "HS108", "HS109", "HS114", "HS117", "HS307", "HS402", "HS403", "HS406", "HS407", "HS409"}
+    others = {
+        "HS001",
+        "HS108",
+        "HS109",
+        "HS114",
+        "HS117",
+        "HS307",
+        "HS314",
+        "HS402",
+        "HS403",
+        "HS406",
+        "HS407",
+        "HS409",
+    }
     assert {code for code in CODES if code < "HS500"} <= reached | others
 
 
@@ -411,6 +425,43 @@ def test_padding_is_no_difference(checkpoints: Callable[..., Path]) -> None:
     finding = next(f for f in report.findings if f.code == "HS307")
     assert str(ROWS) in finding.seen and str(ROWS + 64) in finding.seen
     assert report.target["tokenizer"]["padding"] == ROWS - report.target["tokenizer"]["tokens"]
+
+
+def test_sizes_that_differ_without_a_tokenizer(spoilt: Callable[..., Path], checkpoints: Callable[..., Path]) -> None:
+    """Padding or another vocabulary: nothing tells."""
+    draft = spoilt("qwen3_5_text", delete(TOKENIZER), vocab_size=ROWS + 64, intermediate_size=32)
+    report = check(checkpoints("qwen3_5_text"), draft, quick=True)
+    assert loud(report) == ["HS010", "HS314"], told(report)
+
+
+def test_sentencepiece_files_are_compared_as_bytes(spoilt: Callable[..., Path], tmp_path: Path) -> None:
+    target = spoilt("qwen3_5_text", both(delete(TOKENIZER), write("tokenizer.model", b"pieces")))
+    report = check(target, target, quick=True)
+    assert loud(report) == ["HS010"], told(report)
+    assert report.draft["tokenizer"]["against_target"]["same"] is True
+
+
+def test_vocab_and_merges_files_are_compared(spoilt: Callable[..., Path], tmp_path: Path) -> None:
+    def split(folder: Path) -> None:
+        tokenizer = read_json(folder / TOKENIZER)
+        model = tokenizer["model"]
+        added = {entry["content"]: entry["id"] for entry in tokenizer["added_tokens"]}
+        write_json(folder / "vocab.json", {t: i for t, i in model["vocab"].items() if t not in added})
+        write_json(folder / "added_tokens.json", added)
+        merges = [" ".join(pair) for pair in model["merges"]]
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+        (folder / TOKENIZER).unlink()
+
+    target = spoilt("lfm2", split)
+    assert not loud(check(target, target, quick=True))
+    draft = tmp_path / "draft"
+    shutil.copytree(target, draft)
+    edit("vocab.json", swap_tokens)(draft)
+    assert loud(check(target, draft, quick=True)) == ["HS301"]
+    shutil.copy(target / "vocab.json", draft)
+    lines = (draft / "merges.txt").read_text(encoding="utf-8").splitlines()
+    (draft / "merges.txt").write_text("\n".join([*lines[:1], *lines[2:]]), encoding="utf-8")
+    assert loud(check(target, draft, quick=True)) == ["HS304"]
 
 
 def test_a_draft_larger_than_its_target(checkpoints: Callable[..., Path]) -> None:
@@ -460,6 +511,28 @@ def test_an_unknown_layer_is_named(spoilt: Callable[..., Path]) -> None:
 
     report = check(spoilt("qwen3_5_text", both(tensors(change), config(model_type="own_hybrid"))))
     assert loud(report) == ["HS110"] and "HS109" in report.codes, told(report)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["layers_block_type permuted", "an expert dropped", "another width", "a transposed tensor", "a tensor renamed"],
+)
+def test_laying_equal_layers_in_once_says_the_same(
+    name: str, spoilt: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, spoil, *_ = ALONE[name]
+    folder = spoilt(family, spoil)
+    whole = check(folder)
+    monkeypatch.setattr("hybridspec.checker.expected.MANY", 0)
+    assert [f.to_dict() for f in check(folder).findings] == [f.to_dict() for f in whole.findings]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - CLAMPED))
+def test_equal_layers_are_laid_in_once_without_a_finding(
+    name: str, checkpoints: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hybridspec.checker.expected.MANY", 0)
+    assert not set(check(checkpoints(name)).codes) - ENGINE_NOTES
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - CLAMPED))

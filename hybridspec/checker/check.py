@@ -128,7 +128,9 @@ class _Part:
 
     @property
     def kinds(self) -> list[str | None]:
-        return self.layers.get("kinds") or self.layers.get("tensor_kinds") or []
+        """The config's sequence, or the tensors' where the two differ."""
+        config, tensors = self.layers.get("kinds") or [], self.layers.get("tensor_kinds") or []
+        return tensors if self.layers.get("first_difference") is not None else config or tensors
 
     @property
     def mixers(self) -> list[str | None]:

@@ -402,6 +402,14 @@ CODES: dict[str, Code] = {
         "Nothing to do, unless the draft was trained with another first token.",
         "A draft that always saw a bos token and now sees another, or none, starts off worse.",
     ),
+    "HS314": Code(
+        "sizes differ and the tokenizers cannot be compared",
+        "error",
+        "Nothing shows that the ids mean the same tokens.",
+        "Put tokenizer.json into both folders, so that padding can be told from another vocabulary.",
+        "vocab_size differs. With both tokenizers at hand it could be padding, which is harmless; one of them is "
+        "missing or unreadable.",
+    ),
     "HS401": Code(
         "the recurrent state is kept in half precision",
         "warning",

@@ -6,6 +6,7 @@ loading: every renaming, merge and split of a checkpoint's names is then the loa
 
 import re
 import warnings
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from hybridspec.checker.files import TensorInfo
+from hybridspec.layout import LAYER_NAME, OTHER_PARTS
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -29,6 +31,8 @@ DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+#: Above so many tensors, equal layers are laid in once.
+MANY = 4000
 #: What quantised checkpoints hold beside or instead of a weight.
 PACKED = re.compile(r"\.(qweight|weight_packed|weight_q|blocks|_blocks)$")
 SCALES = re.compile(
@@ -66,8 +70,11 @@ def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo],
     """
     with _quietly():
         model = build_on_meta(config)
+        twins = find_twins(model, tensors) if len(tensors) > MANY else {}
         content = {}
         for name, tensor in tensors.items():
+            if _layer_of(name) in twins:
+                continue
             if quantised and SCALES.search(name):
                 continue
             name = PACKED.sub(".weight", name) if quantised else name
@@ -83,16 +90,62 @@ def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo],
         info, _ = type(model)._load_pretrained_model(model, content, None, options)
         model._adjust_missing_and_unexpected_keys(info)
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    failed = tuple((name, " ".join(str(text).split())) for name, text in sorted(info.conversion_errors.items()))
-    mismatched = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info.mismatched_keys)
+    missing = {name for name in info.missing_keys - tied if _layer_of(name) not in twins}
+    mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info.mismatched_keys}
+    failed = {name: " ".join(str(text).split()) for name, text in info.conversion_errors.items()}
     return Comparison(
         type(model).__name__,
-        tuple(sorted(info.missing_keys - tied)),
-        tuple(sorted(info.unexpected_keys)),
-        () if quantised else tuple(mismatched),
-        () if quantised else failed,
+        tuple(sorted(_repeat(missing, twins))),
+        tuple(sorted(_repeat(info.unexpected_keys, twins))),
+        () if quantised else tuple((n, *mismatched[o]) for n, o in sorted(_repeat(mismatched, twins).items())),
+        () if quantised else tuple((n, failed[o]) for n, o in sorted(_repeat(failed, twins).items())),
         _embedding_names(model),
     )
+
+
+def find_twins(model: PreTrainedModel, tensors: dict[str, TensorInfo]) -> dict[int, int]:
+    """Layer -> an earlier one that has the same tensors in the files and in the model, so that only one is laid in.
+
+    A mixture of hundreds of experts in tens of layers has a hundred thousand tensors, and few kinds of layers.
+    """
+    ours = _by_layer({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    theirs = _by_layer({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    if ours.keys() != theirs.keys():
+        return {}
+    first: dict[tuple, int] = {}
+    twins = {}
+    for index in sorted(ours):
+        earlier = first.setdefault((frozenset(ours[index]), frozenset(theirs[index])), index)
+        if earlier != index:
+            twins[index] = earlier
+    return twins
+
+
+def _by_layer(shapes: dict[str, tuple[int, ...]]) -> dict[int, set[tuple]]:
+    layers: dict[int, set[tuple]] = {}
+    for name, shape in shapes.items():
+        match = LAYER_NAME.match(name)
+        if match and not OTHER_PARTS.search(match["prefix"]):
+            layers.setdefault(int(match["index"]), set()).add((match["rest"], shape))
+    return layers
+
+
+def _layer_of(name: str) -> int | None:
+    match = LAYER_NAME.match(name)
+    return int(match["index"]) if match and not OTHER_PARTS.search(match["prefix"]) else None
+
+
+def _repeat(names: Iterable[str], twins: dict[int, int]) -> dict[str, str]:
+    """The names, and the same names in the layers that were left out -> the name that stands for them."""
+    found = {}
+    for name in names:
+        found[name] = name
+        index = _layer_of(name)
+        match = LAYER_NAME.match(name)
+        for other, earlier in twins.items():
+            if earlier == index:
+                found[f"{match['prefix']}.{other}.{match['rest']}"] = name
+    return found
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:

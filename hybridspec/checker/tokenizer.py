@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hybridspec.checker.checkpoint import Checkpoint
@@ -76,7 +75,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
             files.raw = json.loads(data)
             files.encoder = _encoder(data.decode("utf-8"))
         elif (folder / "vocab.json").is_file():
-            _from_tables(files, folder)
+            _from_tables(files, checkpoint)
         else:
             _without_tables(files, checkpoint)
             return files
@@ -119,13 +118,19 @@ def _fill(files: TokenizerFiles) -> None:
     files.vocabulary = {token: index for token, index in vocabulary.items() if token not in files.added}
 
 
-def _from_tables(files: TokenizerFiles, folder: Path) -> None:
-    files.file = "vocab.json"
+def _from_tables(files: TokenizerFiles, checkpoint: Checkpoint) -> None:
+    """vocab.json and merges.txt; added tokens stand in added_tokens.json or tokenizer_config.json then."""
+    files.file, folder = "vocab.json", checkpoint.folder
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     merges = folder / "merges.txt"
     lines = merges.read_text(encoding="utf-8").splitlines() if merges.is_file() else []
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    files.raw = {"model": {"type": "BPE", "vocab": vocabulary, "merges": pairs}}
+    path = folder / "added_tokens.json"
+    added = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for index, entry in (checkpoint.tokenizer_config.get("added_tokens_decoder") or {}).items():
+        added[token_name(entry)] = int(index)
+    listed = [{"content": token, "id": index} for token, index in added.items()]
+    files.raw = {"added_tokens": listed, "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs}}
 
 
 def _without_tables(files: TokenizerFiles, checkpoint: Checkpoint) -> None:
@@ -231,7 +236,11 @@ def compare_tokenizers(
     if ours.raw is None or theirs.raw is None:
         if ours.digest and ours.digest == theirs.digest:
             facts["same"] = True
-        return facts, []
+        sizes = target.vocab_size, draft.vocab_size
+        if facts["same"] or None in sizes or sizes[0] == sizes[1]:
+            return facts, []
+        seen = f"vocab_size is {sizes[0]} in the target and {sizes[1]} in the draft."
+        return facts, [Finding("HS314", "pair", seen, "config.json", "vocab_size")]
     found = _tables(ours, theirs)
     probes: list[ProbeResult] = []
     if ours.digest and ours.digest == theirs.digest:

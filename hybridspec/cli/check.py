@@ -102,6 +102,8 @@ def show(console: "Console", report: "Report", layers: bool = False, strict: boo
     verdict = ", ".join(parts) if parts else "nothing found"
     if not report.errors and not (strict and report.warnings):
         verdict = f"[green]OK[/green]: no errors ({verdict})"
+    else:
+        verdict = f"[red]{verdict}[/red]"
     console.print(f"{verdict}. hybridspec explain CODE tells more." if report.findings else f"{verdict}.")
 
 
@@ -157,10 +159,10 @@ def _mixers(mixers: list[str | None]) -> str:
 def _layers(layers: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    table = Table("layer", "config", "tensors", "mixer", "", box=None, pad_edge=False)
-    config, tensors, mixers = layers.get("kinds", []), layers.get("tensor_kinds", []), layers.get("mixers", [])
     from hybridspec.layout import agree
 
+    table = Table("layer", "config", "tensors", "mixer", "", box=None, pad_edge=False)
+    config, tensors, mixers = layers.get("kinds", []), layers.get("tensor_kinds", []), layers.get("mixers", [])
     for index in range(max(len(config), len(tensors))):
         ours, theirs = (kinds[index] if index < len(kinds) else None for kinds in (config, tensors))
         differs = bool(tensors) and (not agree(ours, theirs) or (ours is None) != (theirs is None))
