@@ -27,7 +27,7 @@ from hybridspec.drafts.full_attention import FullAttentionDraft
 from hybridspec.drafts.reduced import ReducedModel
 from hybridspec.drafts.registry import make_draft
 from hybridspec.drafts.training.bridges import train_bridges
-from hybridspec.drafts.training.documents import Documents
+from hybridspec.drafts.training.text_windows import Documents
 from hybridspec.errors import HybridspecError, IncompatiblePairError, InputError, ModelLoadError
 from hybridspec.runner import TargetRunner
 from hybridspec.tuning.workloads import load_workload

@@ -54,7 +54,7 @@ def train_bridges(
     """Trains until ``minutes`` are spent over all calls, or until SIGINT; what was trained is saved either way.
 
     Args:
-        corpus: see :class:`~hybridspec.drafts.training.documents.Documents`.
+        corpus: see :class:`~hybridspec.drafts.training.text_windows.Documents`.
         out: folder of the bridges; a checkpoint in it is gone on from.
         window, inner: see :class:`~hybridspec.drafts.bridges.BridgeSettings`.
         rows, length: windows of text per step, and their tokens.

@@ -24,7 +24,7 @@ class Documents:
     """
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> None:
-        self.files = {str(f): read_documents(f) for f in text_files([path])}
+        self.files = {f.name.removesuffix(".gz"): read_documents(f) for f in text_files([path])}
         self._tokenizer, self._seed = tokenizer, seed
 
     def windows(self, step: int, rows: int, length: int) -> Tensor:
