@@ -1,0 +1,73 @@
+"""How names and numbers of a profile read, the same in tables, plots and pages."""
+
+from collections.abc import Iterable, Sequence
+
+
+def shorten(text: str, width: int) -> str:
+    """Cut in the middle: the ends of names and paths tell them apart."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def short_names(specs: Iterable[str], width: int = 38) -> dict[str, str]:
+    """A label for each draft: folders by their last part, where that is still unique."""
+    specs = list(dict.fromkeys(specs))
+    last = {spec: spec.rstrip("/").rsplit("/", 1)[-1] or spec for spec in specs}
+    counts = list(last.values())
+    return {spec: shorten(name if counts.count(name) == 1 else spec, width) for spec, name in last.items()}
+
+
+def rule_text(configuration: dict) -> str:
+    """``K = 4``, ``svip, segmented``, ``plain decoding``."""
+    length = configuration["length"]
+    if length == "0":
+        return "plain decoding"
+    rule = f"K = {length}" if length.isdecimal() else length
+    extra = [", segmented"] * configuration["segments"]
+    extra += [", block verification"] * (configuration["verification"] == "block")
+    return rule + "".join(extra)
+
+
+def chosen_text(row: dict, labels: dict[str, str] | None = None) -> str:
+    """What a workload should run with, in a few words."""
+    chosen = row["chosen"]
+    if chosen is None:
+        return "not measured"
+    rule = rule_text(chosen)
+    so_far = "" if row["complete"] else " so far"
+    if chosen["length"] == "0":
+        return rule + so_far
+    return f"{(labels or {}).get(chosen['draft'], chosen['draft'])}, {rule}{so_far}"
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def percent(value: float | None) -> str:
+    return number(value, ".0%")
+
+
+def speedup_text(value: float | None, interval: Sequence[float] | None) -> str:
+    """``1.57 (1.49 to 1.66)``"""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+
+
+def predicted_speedup(row: dict) -> float | None:
+    """What the cost model expected of the chosen configuration."""
+    chosen = row["chosen"]
+    return next((p["speedup"] for p in row["predicted"] if chosen and p["label"] == chosen["label"]), None)
+
+
+def concurrency_rows(row: dict) -> list[tuple[str, int, float | None]]:
+    """(requests at once, K, speed-up) of a backend that serves batches; empty where none did, or in another form."""
+    found = row.get("by_concurrency") or {}
+    entries = found.get("concurrency", found)
+    if not isinstance(entries, dict):
+        return []
+    rows = [(n, e["k"], e.get("speedup")) for n, e in entries.items() if isinstance(e, dict) and "k" in e]
+    return sorted(rows, key=lambda r: (not r[0].isdecimal(), int(r[0]) if r[0].isdecimal() else 0, r[0]))
