@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hybridspec.tuning.reporting.figures import Look, Panel, grid, looks
-from hybridspec.tuning.reporting.words import chosen_text, percent
+from hybridspec.tuning.reporting.words import chosen_text, percent, shorten
 
 
 def acceptance_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure:
@@ -26,10 +26,8 @@ def acceptance_figure(profile: dict, workloads: Sequence[str] | None = None) -> 
     shown = [d for d in styles if any(d in profile["workloads"][name]["acceptance"] for name in names)]
     return grid(
         "Acceptance by position",
-        [
-            "A drafted token counts only if all before it were accepted too. Bars are 90 % intervals. "
-            "Where a line comes near zero, drafting further only costs. " + takeaway(profile, names, labels)
-        ],
+        "A drafted token counts only if all before it were accepted too. Bars are 90 % intervals. "
+        "Where a line comes near zero, drafting further only costs. " + takeaway(profile, names, labels),
         panels,
         [styles[d].handle() for d in shown],
         "position in the drafted block",
@@ -47,10 +45,10 @@ def takeaway(profile: dict, names: Sequence[str], labels: dict[str, str]) -> str
     if not firsts:
         return "No draft has been surveyed yet."
     low, high = min(firsts), max(firsts)
-    where = (lambda entry: f"{entry[1]}, {entry[2]}") if len(names) > 1 else (lambda entry: entry[1])
-    if low == high:
-        return f"At position 1: {percent(high[0])} ({where(high)})."
-    return f"At position 1: {percent(low[0])} ({where(low)}) to {percent(high[0])} ({where(high)})."
+    where = (lambda entry: f"{entry[1]}, {shorten(entry[2], 30)}") if len(names) > 1 else (lambda entry: entry[1])
+    if percent(low[0]) == percent(high[0]):
+        return f"At position\u00a01: {percent(high[0])}."
+    return f"At position\u00a01: {percent(low[0])} ({where(low)}) to {percent(high[0])} ({where(high)})."
 
 
 def draw(ax: Axes, curves: dict[str, dict], styles: dict[str, Look]) -> None:

@@ -17,11 +17,13 @@ PARTS = (("verify", "#56B4E9"), ("draft", "#E69F00"), ("rollback", "#CC79A7"))
 def cost_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure:
     """Cost of a step by K in units of a plain step: verify, draft and rollback, stacked; and the tokens it brings.
 
+    Both of a step that drafts all K, for acceptance by position counts the steps that drafted the position.
+
     Each workload with one draft, see :func:`shown_draft`.
     """
     names = list(profile["workloads"]) if workloads is None else list(workloads)
     styles = looks(profile)
-    panels, bars = [], {}
+    panels = []
     for name in names:
         row = profile["workloads"][name]
         draft = shown_draft(row)
@@ -29,20 +31,19 @@ def cost_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure
             panels.append(Panel(name, "", None, "no step costs measured"))
             continue
         parts, tokens = step_costs(row, draft)
-        bars[name] = best = best_ratio(parts, tokens)
+        best = best_ratio(parts, tokens)
         label = shorten(styles[draft].label if draft in styles else draft, 26)
-        pays = f"{best[1]:.2f} tokens per plain step at K = {best[0]}" if best[0] else "no K brings more than it costs"
+        pays = f"best ratio {best[1]:.2f} at K = {best[0]}" if best[0] else "no K pays"
         panels.append(Panel(name, f"{label}: {pays}", lambda ax, p=parts, t=tokens: draw(ax, p, t)))
     handles = [Patch(color=colour, label=part) for part, colour in PARTS]
-    handles.append(Line2D([], [], color="black", marker="o", markersize=4, label="tokens that the step brings"))
+    handles.append(Line2D([], [], color="black", marker="o", markersize=4, label="tokens that it brings"))
     return grid(
         "What a step costs and what it brings",
-        [
-            "Bars: time of a step in units of a plain step of the target. Line: tokens that it brings (acceptance "
-            "length). Speculation pays where the line lies above the bar; their ratio is about the predicted speed-up."
-        ],
+        "Bars: time of a step that drafts K tokens, in plain steps of the target. Line: tokens that it brings. "
+        "Drafting pays where the line lies above the bar. Over a whole text a draft that often proposes nothing, as prompt "
+        "lookup does, gains less than this ratio.",
         panels,
-        handles if bars else [],
+        handles if any(panel.draw for panel in panels) else [],
         "draft length K (tokens)",
         "plain steps, and tokens",
     )
@@ -61,7 +62,10 @@ def shown_draft(row: dict) -> str | None:
 
 
 def step_costs(row: dict, draft: str) -> tuple[dict[str, list[float]], list[float]]:
-    """By K from 0: each part over a plain step, and tokens of the step (1 + sum of the acceptance by position)."""
+    """By K from 0: each part over a plain step, and tokens of the step (1 + sum of the acceptance by position).
+
+    Tokens end at the last position that the draft ever proposed.
+    """
     costs = row["costs"]
     verify = costs["verify_ratio_by_k"]
     shares = row["acceptance"].get(draft, {"by_position": []})["by_position"]
@@ -72,24 +76,23 @@ def step_costs(row: dict, draft: str) -> tuple[dict[str, list[float]], list[floa
         # A plain step commits too: what of it is not verification.
         "rollback": [rollback if k else max(0.0, 1.0 - verify[0]) for k in range(len(verify))],
     }
-    # A draft that proposes less than K brings what its shorter blocks bring.
-    return parts, [1.0 + sum(shares[:k]) for k in range(len(verify))]
+    return parts, [1.0 + sum(shares[:k]) for k in range(min(len(verify), len(shares) + 1))]
 
 
 def best_ratio(parts: dict[str, list[float]], tokens: Sequence[float]) -> tuple[int, float]:
     """The K with the most tokens for its cost, and that ratio; 0 if no K beats plain decoding."""
     totals = [sum(part) for part in zip(*parts.values(), strict=True)]
-    ratios = {0: 1.0} | {k: tokens[k] / totals[k] for k in range(1, len(totals)) if totals[k] > 0}
+    ratios = {0: 1.0} | {k: tokens[k] / totals[k] for k in range(1, len(tokens)) if totals[k] > 0}
     best = max(ratios, key=ratios.get)
     return best, ratios[best]
 
 
 def draw(ax: Axes, parts: dict[str, list[float]], tokens: Sequence[float]) -> None:
-    ks = range(len(tokens))
-    below = [0.0] * len(tokens)
+    ks = range(len(parts["verify"]))
+    below = [0.0] * len(ks)
     for part, colour in PARTS:
         ax.bar(ks, parts[part], bottom=below, width=0.7, color=colour)
         below = [b + p for b, p in zip(below, parts[part], strict=True)]
-    ax.plot(ks, tokens, color="black", marker="o", markersize=3.5, linewidth=1.4)
+    ax.plot(ks[: len(tokens)], tokens, color="black", marker="o", markersize=3.5, linewidth=1.4)
     ax.grid(visible=False, axis="x")
     ax.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))

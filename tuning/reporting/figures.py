@@ -36,8 +36,10 @@ STYLE = {
     # The same profile gives the same bytes.
     "svg.hashsalt": "hybridspec",
 }
-PANEL_INCHES = (3.7, 2.7)
-LETTERS_PER_INCH = 13.5
+#: Inches of a panel's axes, and of what stands around them.
+AXES_WIDTH, LONE_WIDTH, AXES_HEIGHT = 3.1, 4.8, 2.0
+LEFT, RIGHT, TITLE_ROOM, TICK_ROOM = 0.75, 0.15, 0.45, 0.28
+LETTERS_PER_INCH = 15
 
 
 @dataclass(frozen=True)
@@ -90,49 +92,78 @@ def looks(profile: dict) -> dict[str, Look]:
 
 def grid(
     title: str,
-    sentences: Sequence[str],
+    sentence: str,
     panels: Sequence[Panel],
     handles: Iterable[Artist],
     x_label: str,
     y_label: str,
     share_y: bool = True,
+    tick_room: float = TICK_ROOM,
 ) -> Figure:
-    """One panel per entry, at most three in a row, under a header that says what to see, above one legend."""
+    """One panel per entry, at most three in a row, under a header that says what to see, above one legend.
+
+    Sizes are in inches, so that text never meets text, whatever the number of panels. ``tick_room``: below each axes.
+    """
     handles = list(handles)
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
     rows = math.ceil(len(panels) / columns)
-    width = 5.6 if columns == 1 else columns * PANEL_INCHES[0]
-    lines = [line for s in sentences for line in textwrap.wrap(s, int(width * LETTERS_PER_INCH))]
+    axes_width = LONE_WIDTH if columns == 1 else AXES_WIDTH
+    gap = 0.25 if share_y else 0.5
+    width = LEFT + columns * axes_width + (columns - 1) * gap + RIGHT
+    lines = textwrap.wrap(sentence, int((width - 0.3) * LETTERS_PER_INCH))
     longest = max((len(h.get_label()) for h in handles), default=1)
     legend_columns = max(1, min(len(handles), int(width / (longest / LETTERS_PER_INCH + 0.7))))
     header = 0.42 + 0.17 * len(lines)
-    footer = 0.1 + 0.19 * math.ceil(len(handles) / legend_columns) if handles else 0.05
-    height = header + rows * PANEL_INCHES[1] + footer
+    footer = 0.35 + (0.1 + 0.18 * math.ceil(len(handles) / legend_columns) if handles else 0)
+    row_height = TITLE_ROOM + AXES_HEIGHT + tick_room
+    height = header + rows * row_height + footer
     with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        figure.get_layout_engine().set(rect=(0, footer / height, 1, 1 - (header + footer) / height), hspace=0.06)
-        axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y).flatten()
-        for ax, panel in zip(axes, panels, strict=False):
-            draw_panel(ax, panel)
-        for ax in axes[len(panels) :]:
-            ax.set_visible(False)
-        figure.supxlabel(x_label, fontsize=9)
-        figure.supylabel(y_label, fontsize=9)
+        figure = Figure(figsize=(width, height))
+        axes = figure.subplots(
+            rows,
+            columns,
+            squeeze=False,
+            sharey=share_y,
+            gridspec_kw={
+                "left": LEFT / width,
+                "right": 1 - RIGHT / width,
+                "top": 1 - (header + TITLE_ROOM) / height,
+                "bottom": (footer + tick_room) / height,
+                "wspace": gap / axes_width,
+                "hspace": (TITLE_ROOM + tick_room) / AXES_HEIGHT,
+            },
+        )
+        for i, ax in enumerate(axes.flatten()):
+            if i >= len(panels):
+                ax.set_visible(False)
+                continue
+            draw_panel(ax, panels[i], axes_width, keep_y=share_y)
+            if i % columns == 0:
+                ax.annotate(
+                    y_label,
+                    (0, 0.5),
+                    ((0.12 - LEFT) * 72, 0),
+                    xycoords="axes fraction",
+                    textcoords="offset points",
+                    rotation=90,
+                    va="center",
+                )
         left = 0.12 / width
         figure.text(left, 1 - 0.1 / height, title, fontsize=12, fontweight="bold", va="top")
         figure.text(left, 1 - 0.36 / height, "\n".join(lines), color=GREY, va="top", linespacing=1.3)
+        figure.text(
+            (LEFT + (width - LEFT - RIGHT) / 2) / width, (footer - 0.1) / height, x_label, ha="center", va="top"
+        )
         if handles:
-            figure.legend(
-                handles=handles, loc="lower left", ncols=legend_columns, fontsize=8.5, borderaxespad=0.3, labelspacing=0.3
-            )
+            figure.legend(handles=handles, loc="lower left", ncols=legend_columns, fontsize=8.5, labelspacing=0.3)
     return figure
 
 
-def draw_panel(ax: Axes, panel: Panel) -> None:
-    letters = int(PANEL_INCHES[0] * LETTERS_PER_INCH)
-    ax.set_title(shorten(panel.title, letters - 6), loc="left", fontsize=9.5, fontweight="bold", pad=17)
+def draw_panel(ax: Axes, panel: Panel, width: float, keep_y: bool) -> None:
+    """``width`` in inches. ``keep_y``: an empty panel's y axis is shared with others."""
+    ax.set_title(shorten(panel.title, int(width * 11)), loc="left", fontsize=9.5, fontweight="bold", pad=17)
     ax.annotate(
-        shorten(panel.subtitle, letters + 2),
+        shorten(panel.subtitle, int(width * 16)),
         (0, 1),
         (0, 5),
         xycoords="axes fraction",
@@ -146,6 +177,8 @@ def draw_panel(ax: Axes, panel: Panel) -> None:
     ax.text(0.5, 0.5, panel.missing, transform=ax.transAxes, ha="center", va="center", color=GREY)
     ax.set_xticks([])
     ax.grid(False)
+    if not keep_y:
+        ax.set_yticks([])
 
 
 def rendered(figure: Figure, form: str) -> bytes:

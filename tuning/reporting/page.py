@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -10,7 +9,11 @@ from matplotlib.figure import Figure
 
 from hybridspec.tuning.reporting import words
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
+from hybridspec.tuning.reporting.against import compare_profiles, difference_text
+from hybridspec.tuning.reporting.against_plot import against_figure
+from hybridspec.tuning.reporting.against_table import COLUMNS, cells
 from hybridspec.tuning.reporting.costs import cost_figure
+from hybridspec.tuning.reporting.facts import facts
 from hybridspec.tuning.reporting.figures import rendered
 from hybridspec.tuning.reporting.speedup import speedup_figure
 
@@ -26,12 +29,34 @@ def report_page(profile: dict) -> str:
     """HTML of a profile: the answers, plots and trials of each workload, environment, models and settings."""
     pictures = {
         name: {
-            text: data_uri(draw(profile, [name])) for text, draw in PLOTS.items() if draw is not cost_figure or row["costs"]
+            text: data_uri(draw(profile, [name]))
+            for text, draw in PLOTS.items()
+            if draw is not cost_figure or row["costs"]
         }
         for name, row in profile["workloads"].items()
     }
-    return environment().get_template("report.html").render(
-        profile=profile, pictures=pictures, facts=facts(profile), drafts=profile["drafts"]
+    return (
+        environment()
+        .get_template("report.html")
+        .render(profile=profile, pictures=pictures, facts=facts(profile), drafts=profile["drafts"])
+    )
+
+
+def against_page(first: dict, second: dict, names: tuple[str, str]) -> str:
+    """HTML of two profiles side by side; ``names``: what to call them."""
+    comparison = compare_profiles(first, second)
+    return (
+        environment()
+        .get_template("against.html")
+        .render(
+            comparison=comparison,
+            profiles=list(zip(names, (first, second), strict=True)),
+            columns=COLUMNS,
+            cells=cells,
+            names=names,
+            difference_text=difference_text,
+            picture=data_uri(against_figure(comparison, names)),
+        )
     )
 
 
@@ -60,28 +85,3 @@ def environment() -> Environment:
 
 def data_uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(rendered(figure, "svg")).decode()
-
-
-def facts(profile: dict) -> dict[str, dict[str, str]]:
-    """Sections of names and values: what the numbers depend on."""
-    about = {name: profile[name] for name in ("hybridspec", "created", "backend")}
-    return {
-        "Environment": flat(about | profile["machine"]),
-        "Target": flat(profile["target"]),
-        **{f"Draft {spec}": flat(draft) for spec, draft in profile["drafts"].items()},
-        "Settings": flat(profile["settings"]),
-    }
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """``{"layers": {"mamba": 3}}`` as ``{"layers.mamba": "3"}``; null as a dash."""
-    found: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{key}.")
-        elif isinstance(value, list):
-            found[key] = ", ".join(map(str, value))
-        else:
-            found[key] = "-" if value is None else str(value)
-    return found

@@ -12,11 +12,17 @@ def shorten(text: str, width: int) -> str:
 
 
 def short_names(specs: Iterable[str], width: int = 38) -> dict[str, str]:
-    """A label for each draft: folders by their last part, where that is still unique."""
+    """A label for each draft: a folder's or a named model's last part, where that is still unique."""
     specs = list(dict.fromkeys(specs))
-    last = {spec: spec.rstrip("/").rsplit("/", 1)[-1] or spec for spec in specs}
+    last = {spec: _last_part(spec) for spec in specs}
     counts = list(last.values())
     return {spec: shorten(name if counts.count(name) == 1 else spec, width) for spec, name in last.items()}
+
+
+def _last_part(spec: str) -> str:
+    name = spec.rstrip("/").rsplit("/", 1)[-1]
+    strategy, _, option = name.partition(":")
+    return option if option and "=" not in option else name or spec
 
 
 def rule_text(configuration: dict) -> str:
