@@ -35,7 +35,7 @@ def workload(
     predicted = [
         {
             **describe_configuration(Configuration(draft, rule)),
-            "speedup": 1.3 - 0.06 * abs(i - 2) - 0.05 * drafts.index(draft),
+            "speedup": max(0.3, 1.3 - 0.06 * abs(i - 2) - 0.05 * drafts.index(draft)),
         }
         for draft in drafts
         for i, rule in enumerate([*map(str, range(1, longest + 1)), "expected-gain", "svip"])

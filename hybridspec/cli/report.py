@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-HELP = """Shows a profile that hybridspec tune wrote: a table here, plots (PNG) and one self-contained page (HTML) as files.
+HELP = """Shows a profile that hybridspec tune wrote: a table, plots (PNG) and one self-contained page (HTML).
 
 Nothing is measured or loaded; a profile from another machine will do. Files go beside the profile, or where --out or
 --html says: acceptance.png, speedup.png, costs.png and report.html. With --against they are against.png and

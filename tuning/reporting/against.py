@@ -25,8 +25,8 @@ def compare_profiles(first: dict, second: dict) -> dict:
 
     ``difference``: a key of :data:`DIFFERENCES`. The chosen configurations' speed-ups do not differ where their 90 %
     intervals overlap (plain decoding is exactly 1). ``acceptance_differs``: by draft that both have, the positions,
-    from 1, where the 90 % intervals of its acceptance do not overlap. ``changed``: each field of environment, models and
-    settings that differs, as ``{"field", "first", "second"}``; a field that one lacks is None there.
+    from 1, where the 90 % intervals of its acceptance do not overlap. ``changed``: each field of environment, models
+    and settings that differs, as ``{"field", "first", "second"}``; a field that one lacks is None there.
     """
     names = list(dict.fromkeys((*first["workloads"], *second["workloads"])))
     rows = {name: [p["workloads"].get(name) for p in (first, second)] for name in names}

@@ -40,8 +40,8 @@ def cost_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure
     return grid(
         "What a step costs and what it brings",
         "Bars: time of a step that drafts K tokens, in plain steps of the target. Line: tokens that it brings. "
-        "Drafting pays where the line lies above the bar. Over a whole text a draft that often proposes nothing, as prompt "
-        "lookup does, gains less than this ratio.",
+        "Drafting pays where the line lies above the bar. Over a whole text a draft that often proposes nothing, as "
+        "prompt lookup does, gains less than this ratio.",
         panels,
         handles if any(panel.draw for panel in panels) else [],
         "draft length K (tokens)",

@@ -37,7 +37,7 @@ STYLE = {
     "svg.hashsalt": "hybridspec",
 }
 #: Inches of a panel's axes, and of what stands around them.
-AXES_WIDTH, LONE_WIDTH, AXES_HEIGHT = 3.1, 4.8, 2.0
+AXES_WIDTH, LONE_WIDTH, AXES_HEIGHT = 3.1, 3.6, 2.0
 LEFT, RIGHT, TITLE_ROOM, TICK_ROOM = 0.75, 0.15, 0.45, 0.28
 LETTERS_PER_INCH = 15
 

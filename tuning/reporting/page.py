@@ -76,6 +76,7 @@ def environment() -> Environment:
         "indented": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
     }
     found.globals |= {
+        "account": words.account,
         "speedup": words.speedup_text,
         "predicted_speedup": words.predicted_speedup,
         "concurrency_rows": words.concurrency_rows,

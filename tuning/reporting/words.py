@@ -69,6 +69,24 @@ def predicted_speedup(row: dict) -> float | None:
     return next((p["speedup"] for p in row["predicted"] if chosen and p["label"] == chosen["label"]), None)
 
 
+def account(row: dict) -> str:
+    """What was gained, why this answer, and why measuring ended, in sentences."""
+    sentences = []
+    if row["chosen"] and row["chosen"]["length"] != "0":
+        gain = speedup_text(row["speedup"], row.get("speedup_interval_90"))
+        sentences.append(f"Speed-up over plain decoding: {gain}.")
+    if row["reason"]:
+        sentences.append(f"Why: {row['reason']}.")
+    if row["stopped"]:
+        sentences.append(f"Measuring stopped: {row['stopped']}.")
+    elif not row["complete"]:
+        sentences.append("Measuring was interrupted; the same command goes on.")
+    error = row.get("prediction_error_median")
+    if error is not None:
+        sentences.append(f"Predictions were off by {error:.1%} (median).")
+    return " ".join(sentences)
+
+
 def concurrency_rows(row: dict) -> list[tuple[str, int, float | None]]:
     """(requests at once, K, speed-up) of a backend that serves batches; empty where none did, or in another form."""
     found = row.get("by_concurrency") or {}
