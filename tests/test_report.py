@@ -115,9 +115,7 @@ def test_costs_show_the_best_predicted_draft_where_plain_decoding_wins() -> None
 
 
 @pytest.mark.parametrize("draw", FIGURES)
-@pytest.mark.parametrize(
-    "workloads", [{"json": workload()}, EIGHT, {"plain": workload(0.8), "nothing": unmeasured()}], ids=["1", "8", "2"]
-)
+@pytest.mark.parametrize("workloads", [{"json": workload()}, EIGHT], ids=["1", "8"])
 def test_no_text_meets_text(draw: callable, workloads: dict) -> None:
     assert_readable(draw(profile(workloads)))
 
@@ -130,31 +128,29 @@ def test_names_of_any_kind_are_readable() -> None:
 
 
 def assert_readable(figure: Figure) -> None:
-    """Every text lies inside the figure, and header, titles, ticks, axis label and legend keep clear of each other."""
+    """Every text lies inside the figure, and header, titles, ticks, axis labels and legend keep clear of each other."""
     figure.draw_without_rendering()
-    shown = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
-    shown = [text for text in shown if text.axes is None or text.axes.get_visible()]
-    ticks = {tick for ax in figure.axes for tick in (*ax.get_xticklabels(), *ax.get_yticklabels())}
-    boxes = []
-    for text in shown:
-        box = text.get_window_extent()
-        if box.width > 0 and not (text in ticks and not on_axis(text)):
-            boxes.append((text, box))
-    for text, box in boxes:
-        assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1, text.get_text()
-        assert box.y0 >= -1 and box.y1 <= figure.bbox.y1 + 1, text.get_text()
-    straight = [(text, box) for text, box in boxes if text.get_rotation() in (0, 90)]
-    for i, (text, box) in enumerate(straight):
-        for other, its in straight[i + 1 :]:
-            apart = box.x1 < its.x0 + 1 or its.x1 < box.x0 + 1 or box.y1 < its.y0 + 1 or its.y1 < box.y0 + 1
-            assert apart, (text.get_text(), other.get_text())
+    drawn = {text: True for text in figure.findobj(Text) if text.get_text().strip()}
+    for ax in figure.axes:
+        drawn |= dict.fromkeys(ax.findobj(Text), False) if not ax.get_visible() else {}
+        # Tick labels beyond the limits exist, but are not drawn.
+        drawn |= {t: inside(t.get_position()[0], ax.get_xlim()) for t in ax.get_xticklabels()}
+        drawn |= {t: inside(t.get_position()[1], ax.get_ylim()) for t in ax.get_yticklabels()}
+    boxes = [(t, t.get_window_extent()) for t, shown in drawn.items() if shown and t.get_visible()]
+    boxes = [(text.get_text(), box, text.get_rotation()) for text, box in boxes if box.width > 0]
+    assert len(boxes) > 10
+    for text, box, _ in boxes:
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1, text
+        assert box.y0 >= -1 and box.y1 <= figure.bbox.y1 + 1, text
+    # The box of a slanted label is larger than its text.
+    straight = [entry for entry in boxes if entry[2] in (0, 90)]
+    for i, (text, box, _) in enumerate(straight):
+        for other, its, _ in straight[i + 1 :]:
+            assert box.x1 <= its.x0 or its.x1 <= box.x0 or box.y1 <= its.y0 or its.y1 <= box.y0, (text, other)
 
 
-def on_axis(tick: Text) -> bool:
-    """Whether a tick label is drawn: those beyond the limits exist, but are not."""
-    (x0, x1), (y0, y1) = tick.axes.get_xlim(), tick.axes.get_ylim()
-    x, y = tick.get_position()
-    return x0 <= x <= x1 if tick in tick.axes.get_xticklabels() else y0 <= y <= y1
+def inside(value: float, limits: tuple[float, float]) -> bool:
+    return limits[0] <= value <= limits[1]
 
 
 def test_a_draft_keeps_its_colour_whatever_else_is_shown() -> None:
@@ -221,7 +217,7 @@ def test_the_page_stands_alone_and_tells_everything() -> None:
 
 
 def test_the_same_profile_gives_the_same_files(tmp_path: Path) -> None:
-    content = profile({"json": workload()})
+    content = profile({"nothing": unmeasured()})
     for folder in ("a", "b"):
         paths = write_report(content, tmp_path / folder)
         assert [path.name for path in paths] == ["acceptance.png", "speedup.png", "costs.png", "report.html"]
