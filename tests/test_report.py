@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_costs_show_the_best_predicted_draft_where_plain_decoding_wins() -> None
 
 @pytest.mark.parametrize("draw", FIGURES)
 @pytest.mark.parametrize("workloads", [{"json": workload()}, EIGHT], ids=["1", "8"])
-def test_no_text_meets_text(draw: callable, workloads: dict) -> None:
+def test_no_text_meets_text(draw: Callable[[dict], Figure], workloads: dict) -> None:
     assert_readable(draw(profile(workloads)))
 
 
@@ -167,6 +168,14 @@ def test_a_draft_that_never_proposed_and_a_longest_k_of_one() -> None:
     assert best_ratio(*step_costs(row, "prompt-lookup")) == (0, 1.0)
     assert "no K pays" in " ".join(t.get_text() for t in cost_figure(content).axes[0].texts)
     assert "nothing proposed" in report_page(content)
+
+
+def test_acceptance_without_intervals_is_drawn() -> None:
+    row = workload()
+    row["acceptance"][DRAFTS[0]]["interval_90"] = []
+    content = profile({"served": row})
+    acceptance_figure(content).draw_without_rendering()
+    assert "70% (70% to 70%)" in report_page(content)
 
 
 # Page
@@ -330,6 +339,9 @@ def test_report_json_and_html_alone(capsys: pytest.CaptureFixture, tmp_path: Pat
     status, _, _ = run(capsys, "report", str(folder), "--html", str(tmp_path / "pages" / "x.html"))
     assert status == 0 and [p.name for p in (tmp_path / "pages").iterdir()] == ["x.html"]
     assert [p.name for p in folder.iterdir()] == ["profile.json"]
+    status, _, err = run(capsys, "report", str(folder), "--html", str(tmp_path / "pages"))
+    assert status == 2 and "cannot be written" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["pages", "tuned"]
 
 
 def test_report_against(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hybridspec.tuning.reporting.figures import Look, Panel, grid, looks
-from hybridspec.tuning.reporting.words import chosen_text, percent, shorten
+from hybridspec.tuning.reporting.words import chosen_text, percent, shares, shorten
 
 
 def acceptance_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure:
@@ -53,15 +53,11 @@ def takeaway(profile: dict, names: Sequence[str], labels: dict[str, str]) -> str
 
 def draw(ax: Axes, curves: dict[str, dict], styles: dict[str, Look]) -> None:
     for draft, curve in curves.items():
-        look, shares = styles[draft], curve["by_position"]
-        spread = [
-            [max(0.0, s - low) for s, (low, _) in zip(shares, curve["interval_90"], strict=True)],
-            [max(0.0, high - s) for s, (_, high) in zip(shares, curve["interval_90"], strict=True)],
-        ]
+        look, points = styles[draft], shares(curve)
         ax.errorbar(
-            [i + 1 + look.shift for i in range(len(shares))],
-            shares,
-            yerr=spread,
+            [i + 1 + look.shift for i in range(len(points))],
+            [share for share, _, _ in points],
+            yerr=[[max(0.0, s - low) for s, low, _ in points], [max(0.0, high - s) for s, _, high in points]],
             color=look.colour,
             marker=look.marker,
             markersize=4,

@@ -77,6 +77,7 @@ def environment() -> Environment:
     }
     found.globals |= {
         "account": words.account,
+        "shares": words.shares,
         "speedup": words.speedup_text,
         "predicted_speedup": words.predicted_speedup,
         "concurrency_rows": words.concurrency_rows,

@@ -87,6 +87,12 @@ def account(row: dict) -> str:
     return " ".join(sentences)
 
 
+def shares(curve: dict) -> list[tuple[float, float, float]]:
+    """(share, low, high) of acceptance by position; a share without an interval, as an engine may give it, is its own."""
+    intervals = [*curve["interval_90"], *([None] * len(curve["by_position"]))]
+    return [(s, *(pair or (s, s))) for s, pair in zip(curve["by_position"], intervals, strict=False)]
+
+
 def concurrency_rows(row: dict) -> list[tuple[str, int, float | None]]:
     """(requests at once, K, speed-up) of a backend that serves batches; empty where none did, or in another form."""
     found = row.get("by_concurrency") or {}
