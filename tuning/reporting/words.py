@@ -88,7 +88,7 @@ def account(row: dict) -> str:
 
 
 def shares(curve: dict) -> list[tuple[float, float, float]]:
-    """(share, low, high) of acceptance by position; a share without an interval, as an engine may give it, is its own."""
+    """(share, low, high) of acceptance by position; a share without an interval is its own."""
     intervals = [*curve["interval_90"], *([None] * len(curve["by_position"]))]
     return [(s, *(pair or (s, s))) for s, pair in zip(curve["by_position"], intervals, strict=False)]
 
