@@ -1,7 +1,8 @@
 """Profiles made by hand, for what reads them: no model runs."""
 
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.profile import SCHEMA, describe_configuration
+from hybridspec.tuning.profile import describe_configuration
+from hybridspec.tuning.profile_file import SCHEMA
 
 DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers", "prompt-lookup")
 LONGEST = 8
@@ -44,6 +45,7 @@ def workload(
     if trials and len(drafts) > 1:
         trials.append({**describe_configuration(Configuration(drafts[1], "4")), "pruned": True})
     return {
+        "settings": {"longest": LONGEST, "max_new_tokens": 48, "temperature": 0.0},
         "complete": speedup is not None,
         "stopped": "every configuration was measured" if speedup is not None else None,
         "chosen": None if speedup is None else describe_configuration(chosen),

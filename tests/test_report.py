@@ -16,7 +16,7 @@ from rich.console import Console
 
 from hybridspec.cli import app as cli
 from hybridspec.tuning.configuration import Configuration
-from hybridspec.tuning.profile import read_profile
+from hybridspec.tuning.profile_file import read_profile
 from hybridspec.tuning.report import concurrency_tables, profile_table
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
 from hybridspec.tuning.reporting.against import compare_profiles

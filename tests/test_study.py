@@ -18,7 +18,8 @@ from hybridspec.runner import TargetRunner
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.encoding import EncodedPrompt
-from hybridspec.tuning.profile import build_profile, read_profile, write_profile
+from hybridspec.tuning.profile import build_profile
+from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
 from hybridspec.tuning.torch_backend import TorchBackend

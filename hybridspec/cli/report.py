@@ -42,7 +42,7 @@ def report(
     from rich.console import Console
 
     from hybridspec.errors import InputError
-    from hybridspec.tuning.profile import read_profile
+    from hybridspec.tuning.profile_file import read_profile
 
     first = read_profile(profile)
     second = read_profile(against) if against else None

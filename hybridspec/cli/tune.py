@@ -95,8 +95,9 @@ def tune(
     from hybridspec.cli.progress import progress_bar
     from hybridspec.errors import InputError
     from hybridspec.tuning.config_file import TuneConfig, load_config
-    from hybridspec.tuning.profile import write_profile
-    from hybridspec.tuning.report import profile_notes, profile_table
+    from hybridspec.tuning.profile_file import write_profile
+    from hybridspec.tuning.report import concurrency_tables, profile_notes, profile_table
+    from hybridspec.tuning.reporting.write import write_report
     from hybridspec.tuning.run import TuneRequest, Tuning, start_workers
 
     settings = load_config(config) if config else TuneConfig()
@@ -150,6 +151,8 @@ def tune(
             interrupted = True
     profile = tuning.profile()
     path = write_profile(profile, out)
+    with console.status("drawing the report"):
+        write_report(profile, out)
     if as_json:
         json.dump(profile, sys.stdout, indent=2)
         sys.stdout.write("\n")
@@ -158,9 +161,11 @@ def tune(
         if not output.is_terminal:
             output.width = 140
         output.print(profile_table(profile))
+        for table in concurrency_tables(profile):
+            output.print(table)
         for note in profile_notes(profile):
-            output.print(note)
-        output.print(f"Profile: {path}", soft_wrap=True)
+            output.print(note, markup=False)
+        output.print(f"Profile: {path}, report: {out / 'report.html'}", soft_wrap=True, markup=False)
     if interrupted:
         console.print(
             f"Interrupted. What was measured is in {out}; the same command goes on from there.", soft_wrap=True
