@@ -95,7 +95,7 @@ def installed() -> tuple[str, str] | None:
 
 
 def choose_key_set(wanted: str | None = None) -> tuple[KeySet, str]:
-    """The keys of a version, and why it was taken. Without a name, those of the vLLM that is installed, else the newest.
+    """The keys of a version, and why it was taken. Without a name, those of the installed vLLM, else the newest.
 
     Raises:
         InputError: nothing is known about the version.
