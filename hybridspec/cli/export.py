@@ -57,7 +57,7 @@ def vllm(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file of hybridspec tune: its [serving] and its target.", show_default=False),
+        typer.Option(help="TOML file of hybridspec tune: its serving options and target.", show_default=False),
     ] = None,
     vllm_version: Annotated[
         str | None,
