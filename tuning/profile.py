@@ -11,13 +11,17 @@ from importlib.metadata import version
 import torch
 
 from hybridspec.drafts.base import Draft
+from hybridspec.errors import HybridspecError
+from hybridspec.export.key_sets import choose_key_set
+from hybridspec.export.models import read_models
+from hybridspec.export.profile import draft_folder, export_configuration
+from hybridspec.export.refusals import Refusal
+from hybridspec.export.vllm import Options
 from hybridspec.runner import TargetRunner
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.cost_model import wilson_interval
-from hybridspec.tuning.profile_file import SCHEMA
+from hybridspec.tuning.profile_file import FILE, SCHEMA
 from hybridspec.tuning.study import Settings, WorkloadResult
-
-PROPOSER = "hybridspec.vllm_plugin.HybridDraftProposer"
 
 
 def build_profile(
@@ -29,16 +33,17 @@ def build_profile(
     backend: str = "torch",
 ) -> dict:
     """``drafts`` by the specs that configurations name them by."""
+    described = describe_model(target), {spec: describe_draft(draft) for spec, draft in drafts.items()}
     return {
         "schema": SCHEMA,
         "hybridspec": version("hybridspec"),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "backend": backend,
-        "target": describe_model(target),
-        "drafts": {spec: describe_draft(draft) for spec, draft in drafts.items()},
+        "target": described[0],
+        "drafts": described[1],
         "machine": describe_machine(threads),
         "settings": dataclasses.asdict(settings),
-        "workloads": {r.name: describe_result(r, drafts) for r in results},
+        "workloads": {r.name: describe_result(r, *described) for r in results},
     }
 
 
@@ -74,7 +79,7 @@ def describe_machine(threads: int) -> dict:
     }
 
 
-def describe_result(result: WorkloadResult, drafts: Mapping[str, Draft]) -> dict:
+def describe_result(result: WorkloadResult, target: Mapping[str, object], drafts: Mapping[str, object]) -> dict:
     answer, best, survey = result.answer, result.best, result.survey
     errors = result.prediction_errors
     return {
@@ -110,7 +115,7 @@ def describe_result(result: WorkloadResult, drafts: Mapping[str, Draft]) -> dict
         ]
         + [{**describe_configuration(c), "pruned": True} for c in result.pruned],
         "by_concurrency": None,
-        "vllm": vllm_setting(answer.configuration, drafts) if answer else None,
+        "vllm": vllm_setting(answer.configuration, target, drafts) if answer else None,
     }
 
 
@@ -135,19 +140,26 @@ def largest_k(configuration: Configuration) -> int:
     return make_length(configuration.length).longest
 
 
-def vllm_setting(configuration: Configuration, drafts: Mapping[str, Draft]) -> dict | None:
-    """How to serve with a small hybrid draft in vLLM; None where plain decoding wins or the draft is of another kind.
+def vllm_setting(
+    configuration: Configuration, target: Mapping[str, object], drafts: Mapping[str, object]
+) -> dict | None:
+    """How to serve the configuration with the newest vLLM that is known, as ``hybridspec export vllm`` says it in full,
+    or ``{"refused": why}``; None where plain decoding wins or the models are no folders.
 
-    Stock vLLM (0.33) refuses a hybrid draft under ``draft_model``, so the setting names our proposer, which needs its
-    V1 runner.
+    Args:
+        target, drafts: as the profile describes them.
     """
-    runner = getattr(drafts.get(configuration.draft), "runner", None)
-    if configuration.plain or runner is None:
+    if configuration.plain or not target["path"]:
         return None
-    k = largest_k(configuration)
-    return {
-        "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": k},
-        "additional_config": {"hybridspec": {"draft": str(runner.path) if runner.path else runner.name}},
-        "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-        "other_arguments": ["--no-enable-prefix-caching"],
-    }
+    try:
+        options = Options(choose_key_set()[0])
+        folder = draft_folder(drafts, configuration.draft, FILE)
+        models = read_models(str(target["path"]), folder)
+        k = largest_k(configuration)
+        result = export_configuration(models, describe_configuration(configuration), k, folder, options)
+    except HybridspecError as error:
+        return {"refused": str(error)}
+    if isinstance(result, Refusal):
+        return {"refused": str(result)}
+    names = ("version", "speculative_config", "additional_config", "environment", "engine_arguments")
+    return {name: result.to_dict()[name] for name in names}

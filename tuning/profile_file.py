@@ -46,7 +46,7 @@ def read_profile(path: Path) -> dict:
 
 def write_profile(profile: dict, out: Path) -> Path:
     """Writes ``profile.json`` and one ``speculative-config-<workload>.json`` for each workload that speculation
-    speeds up.
+    speeds up, and that vLLM can be given.
 
     Workloads of an earlier run with the same models are kept, unless this run has them too; a finished result is not
     replaced by an unfinished one. A workload that plain decoding wins gets no file, and an old one is removed.
@@ -67,7 +67,7 @@ def write_profile(profile: dict, out: Path) -> Path:
             profile["drafts"] = {**earlier["drafts"], **profile["drafts"]}
     for name, workload in profile["workloads"].items():
         snippet = out / f"speculative-config-{name}.json"
-        if workload["vllm"]:
+        if workload["vllm"] and "speculative_config" in workload["vllm"]:
             _replace(snippet, json.dumps(workload["vllm"]["speculative_config"]) + "\n")
         else:
             snippet.unlink(missing_ok=True)
