@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, split_options
+from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode
@@ -199,7 +199,7 @@ def check_name(registry: Registry, spec: str) -> None:
     """Raises :class:`InputError` if ``spec`` begins with no known name. Nothing is imported, so options stay
     unchecked until the strategy is made.
     """
-    name = spec.partition(":")[0]
+    name = (draft_spec(spec) if registry is STRATEGIES else spec).partition(":")[0]
     names = registry.names()
     if name in names or (registry is LENGTHS and spec.isdecimal()):
         return
