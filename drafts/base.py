@@ -74,6 +74,8 @@ class Draft(ABC):
 
     #: Name in tables and profiles.
     name: str
+    #: Whether it reads the target's session (hidden states, cache), and so cannot serve a target in another engine.
+    reads_target = False
 
     @classmethod
     def create(cls, target: "TargetRunner", **options: object) -> "Draft":
