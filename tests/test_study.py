@@ -289,7 +289,7 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle of a trial: none that had finished is lost, none is repeated."""
     process = worker(tmp_path, 0.4)
     truth = {str(k): 1 + 0.1 * k for k in range(1, 5)}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         time.sleep(0.3)
         if (tmp_path / "study.db").exists():
