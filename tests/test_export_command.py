@@ -33,6 +33,7 @@ def workload(draft: str, length: str, k: int | None, **changes: object) -> dict:
         "label": f"{draft} {length}",
     }
     row = {
+        "settings": {},
         "complete": True,
         "stopped": "done",
         "chosen": chosen if k is not None else None,

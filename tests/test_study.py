@@ -243,8 +243,8 @@ def test_limits_end_a_study_and_a_larger_budget_goes_on(tmp_path: Path) -> None:
     assert lengths(backend) == ["4", "3", "2"]
     slow = Pretended(truth, delay=0.1)
     result = pretended_study(slow, tmp_path / "slow", seconds=0.5, keep_going=True).run()
-    assert result.stopped == "the time limit of 0 s" or "time limit" in result.stopped
-    assert 1 <= len(slow.measured) < 4
+    assert "time limit" in result.stopped
+    assert 2 <= len(slow.measured) < 4
 
 
 def test_a_hopeless_trial_is_pruned(tmp_path: Path) -> None:

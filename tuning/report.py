@@ -31,7 +31,7 @@ def profile_table(profile: dict) -> Table:
             continue
         table.add_row(
             escape(name),
-            escape(chosen["draft"]),
+            escape(chosen["draft"].removeprefix("same-architecture:")),
             rule,
             percent(row.get("acceptance_rate")),
             number(row.get("acceptance_length")),

@@ -20,7 +20,7 @@ from hybridspec.tuning.torch_backend import TorchBackend
 from hybridspec.tuning.workloads import WorkloadSource, find_workloads
 
 #: What the embedded target is tuned with when nothing is named.
-EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers", "prompt-lookup")
+EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "prompt-lookup")
 LENGTHS = ("expected-gain", "svip")
 
 SETTINGS = ("prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")

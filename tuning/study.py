@@ -33,7 +33,7 @@ class Settings:
 
     Attributes:
         longest: largest K.
-        trials, seconds: budgets per workload; the first trial always runs.
+        trials, seconds: budgets per workload, the survey not counted; the first two trials run whatever they take.
         keep_going: measure until the budgets are used up, even when no untried configuration can win.
     """
 
@@ -41,7 +41,7 @@ class Settings:
     prompts: int = 3
     max_new_tokens: int = 48
     trials: int = 6
-    seconds: float | None = 20.0
+    seconds: float | None = 15.0
     repeats: int = 1
     temperature: float = 0.0
     top_k: int | None = None
@@ -158,17 +158,18 @@ class WorkloadStudy:
 
     def run(self, progress: Progress = lambda *_: None) -> WorkloadResult:
         """Runs what is missing. An interrupt keeps the survey and every finished trial."""
-        begun = time.monotonic()
         if self._stopped(self.result()) is None:
             with self.backend:
                 self.prepare(progress)
+                begun, here = time.monotonic(), 0
                 while True:
                     result = self.result()
-                    stopped = self._stopped(result, time.monotonic() - begun)
+                    stopped = self._stopped(result, time.monotonic() - begun, here)
                     if stopped is not None:
                         self.study.set_user_attr("stopped", stopped)
                         break
                     self._trial(result, progress)
+                    here += 1
         return self.result()
 
     def result(self) -> WorkloadResult:
@@ -188,8 +189,8 @@ class WorkloadStudy:
         stopped = self.study.user_attrs.get("stopped")
         return WorkloadResult(self.name, self.settings, survey, whole, tuple(pruned), stopped, measurements)
 
-    def _stopped(self, result: WorkloadResult, elapsed: float = 0.0) -> str | None:
-        """Why the study is over, in words; None if it is not."""
+    def _stopped(self, result: WorkloadResult, elapsed: float = 0.0, here: int = 0) -> str | None:
+        """Why the study is over, in words; None if it is not. ``here`` trials of this sitting took ``elapsed`` s."""
         if result.survey is None:
             return None
         done = len(result.samples) + len(result.pruned)
@@ -200,7 +201,7 @@ class WorkloadStudy:
         if len(tried) > self.settings.trials:
             return f"the limit of {self.settings.trials} trials"
         limit = self.settings.seconds
-        if done and limit is not None and elapsed + elapsed / (done + 1) > limit:
+        if here >= 2 and limit is not None and elapsed * (here + 1) / here > limit:
             return f"the time limit of {limit:.0f} s"
         if done and not self.settings.keep_going:
             best = max([1.0, *(m.speedup for m in result.measurements.values())])

@@ -73,7 +73,9 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(min=1, help="Configurations to measure per workload at most. Default: 6.")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0, help="Time limit per workload; 0: none. Default: 20.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Time limit of a workload's trials; 0: none. Default: 15.")
+    ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Use up trials and time, even when nothing untried can win.")
     ] = False,
