@@ -194,7 +194,7 @@ def _print_tables(console: "Console", results: "list[Comparison]") -> None:
             rule = [c.length, *["segmented"] * c.segments, *["block"] * (c.verification == "block")]
             gains = m.interval[0] > 1
             table.add_row(
-                c.draft,
+                c.draft.removeprefix("same-architecture:"),
                 ", ".join(rule),
                 "-" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%}",
                 " ".join(f"{a:.2f}".lstrip("0") for a in m.acceptance_by_position[:6]),
