@@ -80,7 +80,7 @@ class FixedLength(DraftLength):
         if k < 0:
             raise InputError(f"the draft length K must be 0 (plain decoding) or more, not {k}")
         self.longest = self.demanded = k
-        self.name = f"K={k}"
+        self.name = f"K = {k}"
 
     def limit(self) -> int:
         return self.longest

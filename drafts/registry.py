@@ -7,12 +7,14 @@ Another package adds a strategy by an entry point: ``[project.entry-points."hybr
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybridspec import embedded
 from hybridspec.drafts.base import Draft
 from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.errors import InputError
@@ -77,11 +79,23 @@ class Registry:
                 key = parameters[0].name
             if key not in known or not value:
                 raise InputError(f"{self.kind} {name!r}: {part!r} is no option. It takes {', '.join(known) or 'none'}.")
-            options[key] = _value(value)
+            options[key] = self._typed(name, known[key], value)
         missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
         if missing:
-            raise InputError(f"{self.kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=...")
+            short = missing[0].upper() if missing[0] == parameters[0].name else f"{missing[0]}=..."
+            raise InputError(f"{self.kind} {name!r} needs {missing[0]}: write {name}:{short}")
         return options
+
+    def _typed(self, name: str, parameter: inspect.Parameter, text: str) -> object:
+        """The value of an option, of the type that its parameter is annotated with."""
+        if parameter.annotation is str:
+            return text
+        value = _value(text)
+        wanted = {int: int, float: (int, float)}.get(parameter.annotation)
+        if wanted and (not isinstance(value, wanted) or isinstance(value, bool)):
+            kind = "a whole number" if parameter.annotation is int else "a number"
+            raise InputError(f"{self.kind} {name!r}: {parameter.name} must be {kind}, not {text!r}")
+        return value
 
 
 def split_options(text: str) -> Iterator[tuple[str, str | None, str]]:
@@ -130,8 +144,12 @@ LENGTHS = Registry(
 
 
 def draft_spec(spec: str) -> str:
-    """``spec``, with a folder written out as the same-architecture draft that it stands for."""
+    """``spec``, with a folder, or the name of an embedded draft, written out as the same-architecture draft that it
+    stands for.
+    """
     is_name = spec.partition(":")[0] in STRATEGIES.names()
+    if spec in embedded.DRAFTS:
+        return f"same-architecture:{spec}"
     return spec if is_name or not ("/" in spec or Path(spec).exists()) else f"same-architecture:{spec}"
 
 
@@ -155,8 +173,10 @@ def make_length(spec: str | int) -> DraftLength:
     Raises:
         InputError: unknown name or option; says which exist.
     """
-    if isinstance(spec, int) or spec.strip().isdecimal():
+    if isinstance(spec, int) or re.fullmatch(r"\s*-?\d+\s*", spec):
         return FixedLength(int(spec))
+    if re.fullmatch(r"\s*-?[\d.]+\s*", spec):
+        raise InputError(f"the draft length K must be a whole number, not {spec}")
     name, _, text = spec.partition(":")
     rule = LENGTHS.find(name)
     return rule(**LENGTHS.options(name, text, rule))

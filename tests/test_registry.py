@@ -95,7 +95,9 @@ def test_a_broken_entry_point_is_named(make_runner, spec: str, message: str) -> 
         ("telepathy", "Choose one of same-architecture"),
         ("prompt-lookup:size=3", "'size=3' is no option. It takes longest, shortest, window"),
         ("prompt-lookup:longest=", "no option"),
-        ("same-architecture", "needs path: write same-architecture:path=..."),
+        ("same-architecture", "needs path: write same-architecture:PATH"),
+        ("prompt-lookup:longest=abc", "longest must be a whole number, not 'abc'"),
+        ("prompt-lookup:window=1.5", "window must be a whole number"),
         ("same-architecture:no/such/folder", "no such folder"),
     ],
 )
@@ -120,6 +122,8 @@ def test_a_number_is_a_fixed_length() -> None:
             make_length(wrong)
     with pytest.raises(InputError, match="Did you mean 'fixed'"):
         make_length("fixd")
+    with pytest.raises(InputError, match="whole number, not 2.5"):
+        make_length("2.5")
 
 
 @pytest.mark.parametrize("registry", [STRATEGIES, LENGTHS], ids=lambda registry: registry.kind)

@@ -11,11 +11,12 @@ from hybridspec.tuning.decision import against_plain, samples_table, speedup
 class Measurement:
     """One configuration on one workload.
 
-    ``interval``: 90 %, bootstrap over prompts. ``draft_cost``: time of one drafted token over one plain token.
-    ``ideal_speedup``: the plain time of the same tokens over the time of drafting and verifying alone;
-    ``efficiency``: measured / ideal, the loop's own overhead.
+    ``interval``: 90 %, bootstrap over prompts; from no gain to what was seen if there is only one. ``draft_cost``: time
+    of one drafted token over one plain token. ``ideal_speedup``: the plain time of the same tokens over the time of
+    drafting and verifying alone; ``efficiency``: measured / ideal, the loop's own overhead.
     """
 
+    prompts: int
     speedup: float
     interval: tuple[float, float]
     cpu_speedup: float | None
@@ -43,6 +44,7 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
     plain_token = plain_seconds / plain_tokens
     ideal = float(plain_token * tokens / (draft_seconds + verify_seconds)) if verify_seconds else None
     return Measurement(
+        prompts=len(table),
         speedup=measured,
         interval=against_plain(samples),
         cpu_speedup=speedup(samples, "cpu") if all(s.cpu_seconds for s in samples) else None,

@@ -123,7 +123,7 @@ def layer_memory(checkpoint: Checkpoint, kinds: list[str | None], mixers: list[s
     """
     config = checkpoint.built_text
     if config is None:
-        raise UnknownLayer(f"transformers does not know model_type {checkpoint.model_type!r}")
+        raise UnknownLayer(f"transformers makes no config of model_type {checkpoint.model_type!r} from config.json")
     dtype = str(checkpoint.setting("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
     dtype = dtype if dtype in BYTES else "bfloat16"
     asked = next(iter(state_dtypes(checkpoint).values()), "float32")

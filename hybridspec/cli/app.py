@@ -29,24 +29,33 @@ from hybridspec.cli import (
 )
 from hybridspec.errors import HybridspecError
 
+
+def paragraphs(text: str) -> str:
+    """``text`` without line breaks inside its paragraphs: the terminal breaks them where it ends."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
 app = typer.Typer(
     help="Speculative decoding for hybrid language models, with exact state rollback.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("tune", help=tune.HELP)(tune.tune)
-app.command("report", help=report.HELP)(report.report)
-app.command("generate", help=generate.HELP)(generate.generate)
-app.command("compare", help=compare.HELP)(compare.compare)
-app.command("probe", help=probe.HELP)(probe.probe)
-app.command("bridges", help=bridges.HELP)(bridges.bridges)
-app.command("distill", help=distill.HELP)(distill.distill)
-app.command("families", help=families.HELP)(families.families)
-app.command("check", help=check.HELP)(check.check)
+app.command("tune", help=paragraphs(tune.HELP))(tune.tune)
+app.command("report", help=paragraphs(report.HELP))(report.report)
+app.command("generate", help=paragraphs(generate.HELP))(generate.generate)
+app.command("compare", help=paragraphs(compare.HELP))(compare.compare)
+app.command("probe", help=paragraphs(probe.HELP))(probe.probe)
+app.command("bridges", help=paragraphs(bridges.HELP))(bridges.bridges)
+app.command("distill", help=paragraphs(distill.HELP))(distill.distill)
+app.command("families", help=paragraphs(families.HELP))(families.families)
+app.command("check", help=paragraphs(check.HELP))(check.check)
 app.add_typer(audit.app, name="audit")
-app.command("explain", help=explain.HELP)(explain.explain)
+app.command("explain", help=paragraphs(explain.HELP))(explain.explain)
 app.add_typer(export.app, name="export")
+
+
+INTERRUPTED = 130
 
 
 def show_version(value: bool) -> None:
@@ -67,12 +76,16 @@ def root(
 def main() -> None:
     try:
         app(standalone_mode=True)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            print("hybridspec: interrupted", file=sys.stderr)
+        raise
     except HybridspecError as error:
         print(f"hybridspec: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("hybridspec: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """``hybridspec check``: does a checkpoint fit its config, and a draft its target?"""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +76,7 @@ def check(
         sys.stdout.write("\n")
     else:
         console = Console(highlight=False)
-        if not console.is_terminal:
+        if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = PLAIN_WIDTH
         show(console, report, layers, strict)
     if status := report.exit_status(strict):

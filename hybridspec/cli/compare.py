@@ -1,6 +1,7 @@
 """``hybridspec compare``: draft strategies and draft-length rules side by side, on each workload."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -182,7 +183,7 @@ def _usable(bench: "Bench", specs: list[str] | tuple[str, ...], console: "Consol
 def _print_tables(console: "Console", results: "list[Comparison]") -> None:
     from rich.table import Table
 
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 140
     for workload in dict.fromkeys(r.workload for r in results):
         table = Table(title=workload, title_justify="left")
@@ -197,10 +198,11 @@ def _print_tables(console: "Console", results: "list[Comparison]") -> None:
                 c.draft.removeprefix("same-architecture:"),
                 ", ".join(rule),
                 "-" if m.acceptance_rate is None else f"{m.acceptance_rate:.0%}",
-                " ".join(f"{a:.2f}".lstrip("0") for a in m.acceptance_by_position[:6]),
+                " ".join(f"{a:.2f}".lstrip("0") for a in m.acceptance_by_position[:6])
+                + (" ..." if len(m.acceptance_by_position) > 6 else ""),
                 f"{m.acceptance_length:.2f}",
                 "-" if m.draft_cost is None else f"{m.draft_cost:.2f}",
-                f"{m.speedup:.2f} ({m.interval[0]:.2f} to {m.interval[1]:.2f})",
+                f"{m.speedup:.2f} " + ("(one prompt)" if m.prompts == 1 else "({:.2f} to {:.2f})".format(*m.interval)),
                 f"{m.cpu_speedup:.2f}",
                 f"{m.efficiency:.0%}",
                 style="bold" if gains else None,

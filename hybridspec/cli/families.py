@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def families(
         sys.stdout.write("\n")
         return
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 120
     _print_table(console, found, __version__)
     console.print(MODES)

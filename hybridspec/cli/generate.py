@@ -71,6 +71,8 @@ def generate(
         raise InputError("the prompt is empty: give some text to --prompt")
     sampling = Sampling(temperature, top_k, top_p)
     rule = make_length(k)
+    if draft == "":
+        raise InputError("--draft is empty: give a folder or a strategy")
     if target is not None and draft is None and rule.longest:
         raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
     with Console(stderr=True).status("loading target and draft"):
@@ -90,7 +92,9 @@ def generate(
     compare = compare and len(runs) > 1
     same = runs["plain"]["tokens"] == runs["speculative"]["tokens"] if compare else None
     if as_json:
-        json.dump({"prompt": text, "k": k, "same_output": same, **runs}, sys.stdout, indent=2)
+        json.dump(
+            {"prompt": text, "k": int(k) if k.isdecimal() else k, "same_output": same, **runs}, sys.stdout, indent=2
+        )
         sys.stdout.write("\n")
     else:
         _summary(console, runs, same, sampling)

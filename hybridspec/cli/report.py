@@ -1,6 +1,7 @@
 """``hybridspec report``: table, plots and page of a profile; or two profiles side by side."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,7 +77,7 @@ def report(
         sys.stdout.write("\n")
         return
     output = Console(highlight=False)
-    if not output.is_terminal:
+    if not output.is_terminal and "COLUMNS" not in os.environ:
         output.width = 160
     if second:
         show_comparison(output, first, second, names)

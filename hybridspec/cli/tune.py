@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -160,7 +161,7 @@ def tune(
         sys.stdout.write("\n")
     else:
         output = Console(highlight=False)
-        if not output.is_terminal:
+        if not output.is_terminal and "COLUMNS" not in os.environ:
             output.width = 140
         output.print(profile_table(profile))
         for table in concurrency_tables(profile):
