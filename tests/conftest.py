@@ -1,5 +1,6 @@
 """One torch thread, quiet transformers, and tiny random models for every test."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,8 @@ from tests.examples import register
 from tests.tiny import noisy_copy, tiny_model
 
 torch.set_num_threads(1)
+# Tables come out as wide as where there is no terminal, whatever the terminal that runs the tests.
+os.environ.pop("COLUMNS", None)
 transformers.logging.set_verbosity_error()
 register()
 
