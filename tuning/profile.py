@@ -15,14 +15,18 @@ import jsonschema
 import torch
 
 from hybridspec.drafts.base import Draft
-from hybridspec.errors import InputError
+from hybridspec.errors import HybridspecError, InputError
+from hybridspec.export.key_sets import choose_key_set
+from hybridspec.export.models import read_models
+from hybridspec.export.profile import draft_folder, export_configuration
+from hybridspec.export.refusals import Refusal
+from hybridspec.export.vllm import Options
 from hybridspec.runner import TargetRunner
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.cost_model import wilson_interval
 from hybridspec.tuning.study import Settings, WorkloadResult
 
 SCHEMA = 2
-PROPOSER = "hybridspec.vllm_plugin.HybridDraftProposer"
 FILE = "profile.json"
 
 
@@ -35,16 +39,17 @@ def build_profile(
     backend: str = "torch",
 ) -> dict:
     """``drafts`` by the specs that configurations name them by."""
+    described = describe_model(target), {spec: describe_draft(draft) for spec, draft in drafts.items()}
     return {
         "schema": SCHEMA,
         "hybridspec": version("hybridspec"),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "backend": backend,
-        "target": describe_model(target),
-        "drafts": {spec: describe_draft(draft) for spec, draft in drafts.items()},
+        "target": described[0],
+        "drafts": described[1],
         "machine": describe_machine(threads),
         "settings": dataclasses.asdict(settings),
-        "workloads": {r.name: describe_result(r, drafts) for r in results},
+        "workloads": {r.name: describe_result(r, *described) for r in results},
     }
 
 
@@ -80,7 +85,7 @@ def describe_machine(threads: int) -> dict:
     }
 
 
-def describe_result(result: WorkloadResult, drafts: Mapping[str, Draft]) -> dict:
+def describe_result(result: WorkloadResult, target: Mapping[str, object], drafts: Mapping[str, object]) -> dict:
     answer, best, survey = result.answer, result.best, result.survey
     errors = result.prediction_errors
     return {
@@ -115,7 +120,7 @@ def describe_result(result: WorkloadResult, drafts: Mapping[str, Draft]) -> dict
         ]
         + [{**describe_configuration(c), "pruned": True} for c in result.pruned],
         "by_concurrency": None,
-        "vllm": vllm_setting(answer.configuration, drafts) if answer else None,
+        "vllm": vllm_setting(answer.configuration, target, drafts) if answer else None,
     }
 
 
@@ -140,22 +145,29 @@ def largest_k(configuration: Configuration) -> int:
     return make_length(configuration.length).longest
 
 
-def vllm_setting(configuration: Configuration, drafts: Mapping[str, Draft]) -> dict | None:
-    """How to serve with a small hybrid draft in vLLM; None where plain decoding wins or the draft is of another kind.
+def vllm_setting(
+    configuration: Configuration, target: Mapping[str, object], drafts: Mapping[str, object]
+) -> dict | None:
+    """How to serve the configuration with the newest vLLM that is known, as ``hybridspec export vllm`` says it in full,
+    or ``{"refused": why}``; None where plain decoding wins or the models are no folders.
 
-    Stock vLLM (0.33) refuses a hybrid draft under ``draft_model``, so the setting names our proposer, which needs its
-    V1 runner.
+    Args:
+        target, drafts: as the profile describes them.
     """
-    runner = getattr(drafts.get(configuration.draft), "runner", None)
-    if configuration.plain or runner is None:
+    if configuration.plain or not target["path"]:
         return None
-    k = largest_k(configuration)
-    return {
-        "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": k},
-        "additional_config": {"hybridspec": {"draft": str(runner.path) if runner.path else runner.name}},
-        "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
-        "other_arguments": ["--no-enable-prefix-caching"],
-    }
+    try:
+        options = Options(choose_key_set()[0])
+        folder = draft_folder(drafts, configuration.draft, FILE)
+        models = read_models(str(target["path"]), folder)
+        k = largest_k(configuration)
+        result = export_configuration(models, describe_configuration(configuration), k, folder, options)
+    except HybridspecError as error:
+        return {"refused": str(error)}
+    if isinstance(result, Refusal):
+        return {"refused": str(result)}
+    names = ("version", "speculative_config", "additional_config", "environment", "engine_arguments")
+    return {name: result.to_dict()[name] for name in names}
 
 
 @cache
@@ -192,10 +204,10 @@ def read_profile(path: Path) -> dict:
 
 def write_profile(profile: dict, out: Path) -> Path:
     """Writes ``profile.json`` and one ``speculative-config-<workload>.json`` for each workload that speculation
-    speeds up.
+    speeds up, and that vLLM can be given.
 
     Workloads of an earlier run with the same models are kept, unless this run has them too; a finished result is not
-    replaced by an unfinished one. A workload that plain decoding wins gets no file, and an old one is removed.
+    replaced by an unfinished one. A workload without a setting gets no file, and an old one is removed.
     """
     out.mkdir(parents=True, exist_ok=True)
     path = out / FILE
@@ -213,7 +225,7 @@ def write_profile(profile: dict, out: Path) -> Path:
             profile["drafts"] = {**earlier["drafts"], **profile["drafts"]}
     for name, workload in profile["workloads"].items():
         snippet = out / f"speculative-config-{name}.json"
-        if workload["vllm"]:
+        if workload["vllm"] and "speculative_config" in workload["vllm"]:
             _replace(snippet, json.dumps(workload["vllm"]["speculative_config"]) + "\n")
         else:
             snippet.unlink(missing_ok=True)

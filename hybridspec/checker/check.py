@@ -57,8 +57,8 @@ def check(
         >>> [finding.code for finding in report.errors]
     """
     _arguments(k, length, gpu_memory, engine)
-    one = _Part(read_checkpoint(target, "target"), quick)
-    two = _Part(read_checkpoint(draft, "draft"), quick) if draft is not None else None
+    one = Part(read_checkpoint(target, "target"), quick)
+    two = Part(read_checkpoint(draft, "draft"), quick) if draft is not None else None
     report = Report(one.facts, two.facts if two else None)
     parts = [part for part in (one, two) if part]
     for part in parts:
@@ -74,7 +74,7 @@ def check(
         report.add(check_pair(one.checkpoint, two.checkpoint, (one.kinds, two.kinds)))
     if readable and not quick:
         _memory(report, one, two, k, length, gpu_memory)
-        rows = support(_facts(one, two, same_tokens))
+        rows = support(pair_facts(one, two, same_tokens))
         report.engines = [row.to_dict() for row in rows]
         report.add(engine_findings(rows, engine, two is not None))
     return report
@@ -91,7 +91,7 @@ def _arguments(k: int, length: int, gpu_memory: float | None, engine: str | None
         raise InputError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
 
 
-class _Part:
+class Part:
     """One checkpoint with everything that is found out about it alone."""
 
     def __init__(self, checkpoint: Checkpoint, quick: bool) -> None:
@@ -144,7 +144,7 @@ def _without_echo(findings: list[Finding], earlier: list[Finding]) -> list[Findi
     return findings
 
 
-def _memory(report: Report, one: _Part, two: _Part | None, k: int, length: int, gpu_memory: float | None) -> None:
+def _memory(report: Report, one: Part, two: Part | None, k: int, length: int, gpu_memory: float | None) -> None:
     try:
         target = layer_memory(one.checkpoint, one.kinds, one.mixers)
         draft = layer_memory(two.checkpoint, two.kinds, two.mixers) if two else None
@@ -182,11 +182,11 @@ def _memory(report: Report, one: _Part, two: _Part | None, k: int, length: int, 
         report.add([Finding("HS503", "target", seen)])
 
 
-def _facts(one: _Part, two: _Part | None, same_tokens: bool | None) -> Facts:
-    def head(part: _Part) -> bool:
+def pair_facts(one: Part, two: Part | None, same_tokens: bool | None) -> Facts:
+    def head(part: Part) -> bool:
         return announces_prediction_head(part.checkpoint) and has_prediction_head(part.checkpoint)
 
-    def mixers(part: _Part) -> frozenset[str]:
+    def mixers(part: Part) -> frozenset[str]:
         return frozenset(mixer for mixer in part.mixers if mixer)
 
     facts = Facts(one.checkpoint.model_type, recurrent_kinds(one.kinds), mixers(one), head(one))

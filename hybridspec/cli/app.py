@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import bridges, check, compare, distill, explain, families, generate, probe, tune
+from hybridspec.cli import bridges, check, compare, distill, explain, export, families, generate, probe, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("distill", help=distill.HELP)(distill.distill)
 app.command("families", help=families.HELP)(families.families)
 app.command("check", help=check.HELP)(check.check)
 app.command("explain", help=explain.HELP)(explain.explain)
+app.add_typer(export.app, name="export")
 
 
 def show_version(value: bool) -> None:
