@@ -76,6 +76,8 @@ class Draft(ABC):
     name: str
     #: Whether its distributions tell how sure it is. If not, rules that look at them never stop it.
     has_doubts = True
+    #: Whether it reads the target's session (hidden states, cache), and so cannot serve a target in another engine.
+    reads_target = False
 
     @classmethod
     def create(cls, target: "TargetRunner", **options: object) -> "Draft":

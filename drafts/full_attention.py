@@ -37,6 +37,8 @@ class FullAttentionDraft(Draft):
         UnsupportedLayerError: the target's layers or its rollback mode do not allow it; says why.
     """
 
+    reads_target = True
+
     def __init__(self, target: TargetRunner, bridges: Sequence[nn.Module] | None = None, window: int = 1) -> None:
         self.reduced = ReducedModel(target, bridges, window)
         self.name = "full-attention" if bridges is not None else "full-attention without bridges"

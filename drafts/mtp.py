@@ -43,6 +43,7 @@ class MultiTokenPredictionDraft(Draft):
     """
 
     name = "mtp"
+    reads_target = True
 
     def __init__(
         self, target: TargetRunner, path: str | Path | None = None, tensors: Mapping[str, Tensor] | None = None
