@@ -13,7 +13,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import bridges, check, compare, distill, explain, export, families, generate, probe, tune
+from hybridspec.cli import audit, bridges, check, compare, distill, explain, export, families, generate, probe, tune
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("bridges", help=bridges.HELP)(bridges.bridges)
 app.command("distill", help=distill.HELP)(distill.distill)
 app.command("families", help=families.HELP)(families.families)
 app.command("check", help=check.HELP)(check.check)
+app.add_typer(audit.app, name="audit")
 app.command("explain", help=explain.HELP)(explain.explain)
 app.add_typer(export.app, name="export")
 

@@ -1,0 +1,1 @@
+"""Does a serving engine stay lossless when it speculates? Offline engines and running servers."""
