@@ -60,6 +60,8 @@ class Backend(ABC):
 
     #: In profiles and on the command line.
     name: str
+    #: Told what runs while :meth:`measure` works; set by the study.
+    progress: Progress = staticmethod(lambda *_: None)
 
     def __enter__(self) -> "Backend":
         return self

@@ -34,6 +34,33 @@ def profile_table(profile: dict) -> Table:
     return table
 
 
+def concurrency_table(profile: dict) -> Table:
+    """K by number of requests at a time, for the backends that measure it."""
+    table = Table(title="By requests at a time", title_justify="left")
+    table.add_column("workload")
+    table.add_column("requests", justify="right")
+    table.add_column("draft", overflow="fold")
+    headings = ("K", "acceptance by position", "tokens/s", "speed-up (90 % interval)", "predicted")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, row in profile["workloads"].items():
+        for requests, entry in (row["by_concurrency"] or {}).items():
+            shares = (entry["acceptance"] or {}).get("by_position", ())
+            interval = entry["interval_90"]
+            speedup = "-" if entry["speedup"] is None else f"{entry['speedup']:.2f}"
+            table.add_row(
+                name,
+                requests,
+                entry["draft"] or "-",
+                str(entry["k"]),
+                " ".join(f"{share:.2f}" for share in shares) or "-",
+                "-" if entry["tokens_per_second"] is None else f"{entry['tokens_per_second']:.1f}",
+                speedup + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""),
+                "-" if entry["predicted"] is None else f"{entry['predicted']:.2f}",
+            )
+    return table
+
+
 def profile_notes(profile: dict) -> list[str]:
     """Why each workload's answer is what it is, and how well the cost model predicted."""
     notes = [
