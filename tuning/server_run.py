@@ -297,11 +297,11 @@ def better(survey: Survey | None, pools: Mapping[int, Pooled], chosen: int) -> s
     best = max(predicted, key=predicted.__getitem__)
     if best in pools or predicted[best] <= predicted[chosen] * (1 + WORTHWHILE):
         return ""
-    measured = "" if 0 in pools else ", counted from a plain step that was extrapolated"
-    name = f"K = {best}" if best else "no speculation"
+    measured = "" if 0 in pools else ", drawn on to a step without speculation"
+    names = [f"K = {k}" if k else "no speculation" for k in (best, chosen)]
     return (
-        f"; {name}, which no server runs, is predicted to be {predicted[best]:.2f} times as fast as plain decoding, "
-        f"against {predicted[chosen]:.2f} (steps on a line over K{measured})"
+        f"; {names[0]}, which no server runs, is predicted to be {predicted[best] / predicted[chosen]:.2f} times as fast "
+        f"as {names[1]} (steps on a line over K{measured})"
     )
 
 
