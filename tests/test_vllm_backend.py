@@ -94,7 +94,7 @@ def test_acceptance_is_that_of_the_engines_counters(python: str, tmp_path: Path)
     tuning = open_tuning(python, tmp_path)
     (study,) = tuning.studies
     result = study.run()
-    answers = [json.loads(p.read_text()) for p in (tmp_path / "out" / "engines").glob("answer-*.json")]
+    answers = [json.loads(p.read_text()) for p in (tmp_path / "out" / "engines").glob("*.answer.json")]
     answer = next(a for a in answers if len(a["counters"].get("accepted_tokens_per_pos", ())) == 3)
     rounds = answer["loads"]["code@1"]
     drafts = sum(r["counters"]["drafts"][0] for r in rounds)

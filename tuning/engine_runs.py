@@ -7,6 +7,7 @@ sitting.
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,13 +52,12 @@ class EngineRuns:
         job = {"overrides": overrides(export), "loads": [describe_load(load) for load in self.loads]}
         text = json.dumps([self.identity, job, export.environment], sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        name = f"{configuration.label} {digest}".replace("/", " ")
-        name = f"k{configuration.length} {digest}" if len(name) > 80 else name
-        kept = self.engine.folder / f"answer-{digest}.json"
+        name = re.sub(r"\W+", "-", f"{configuration.label[-60:]} {digest}").strip("-")
+        kept = self.engine.folder / f"{name}.answer.json"
         if kept.exists():
             return json.loads(kept.read_text())
         self.engine.folder.mkdir(parents=True, exist_ok=True)
-        note = self.engine.folder / f"progress-{digest}"
+        note = self.engine.folder / f"{name}.progress"
         engine = replace(self.engine, environment={**self.engine.environment, **export.environment}, module=TIMING)
         try:
             with watched(note, lambda text: progress(f"{configuration.label}: {text}", 0.0)):
@@ -68,10 +68,8 @@ class EngineRuns:
             note.unlink(missing_ok=True)
         asked = (export.speculative_config or {}).get("method")
         if answer["method"] != asked:
+            kept.unlink()
             raise InputError(f"{configuration.label}: vLLM made method {answer['method']!r} of {asked!r}")
-        partial = kept.with_name(kept.name + ".partial")
-        partial.write_text(json.dumps(answer))
-        partial.replace(kept)
         return answer
 
 

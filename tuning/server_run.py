@@ -298,11 +298,9 @@ def better(survey: Survey | None, pools: Mapping[int, Pooled], chosen: int) -> s
     if best in pools or predicted[best] <= predicted[chosen] * (1 + WORTHWHILE):
         return ""
     measured = "" if 0 in pools else ", drawn on to a step without speculation"
-    names = [f"K = {k}" if k else "no speculation" for k in (best, chosen)]
-    return (
-        f"; {names[0]}, which no server runs, is predicted to be {predicted[best] / predicted[chosen]:.2f} times as fast "
-        f"as {names[1]} (steps on a line over K{measured})"
-    )
+    name, other = (f"K = {k}" if k else "no speculation" for k in (best, chosen))
+    times = predicted[best] / predicted[chosen]
+    return f"; {name}, which no server runs, is predicted to be {times:.2f} times as fast as {other} (steps on a line over K{measured})"
 
 
 def describe_pool(k: int, pool: Pooled, concurrency: int) -> dict[str, Any]:

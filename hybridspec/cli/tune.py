@@ -184,9 +184,8 @@ def tune(
     path = write_profile(profile, out)
     show(profile, path, as_json)
     if interrupted:
-        console.print(
-            f"Interrupted. What was measured is in {out}; the same command goes on from there.", soft_wrap=True
-        )
+        again = "begins anew" if request.backend == "server" else "goes on from there"
+        console.print(f"Interrupted. What was measured is in {out}; the same command {again}.", soft_wrap=True)
         raise typer.Exit(130)
 
 
