@@ -300,7 +300,8 @@ def better(survey: Survey | None, pools: Mapping[int, Pooled], chosen: int) -> s
     measured = "" if 0 in pools else ", drawn on to a step without speculation"
     name, other = (f"K = {k}" if k else "no speculation" for k in (best, chosen))
     times = predicted[best] / predicted[chosen]
-    return f"; {name}, which no server runs, is predicted to be {times:.2f} times as fast as {other} (steps on a line over K{measured})"
+    words = f"is predicted to be {times:.2f} times as fast as {other} (steps on a line over K{measured})"
+    return f"; {name}, which no server runs, {words}"
 
 
 def describe_pool(k: int, pool: Pooled, concurrency: int) -> dict[str, Any]:
