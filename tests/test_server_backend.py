@@ -138,7 +138,7 @@ def test_servers_that_cannot_be_judged(serve: Serve) -> None:
     with pytest.raises(InputError, match=r"workload code, prompt code-\S+: .*400.*too long"):
         tune(serve(2, 0.01, refuse="prompt too long"))
     with pytest.raises(InputError, match="step times do not grow with K"):
-        tune(serve(2, 0.001), serve(1, 0.02), serve(0, 0.01))
+        tune(serve(2, 0.001), serve(1, 0.001), serve(0, 0.03))
     with pytest.raises(InputError, match="Is a server running there"):
         tune(FakeServer(1, 0.1, url="http://127.0.0.1:1"))
 

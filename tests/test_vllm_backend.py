@@ -166,7 +166,7 @@ def test_command_line(python: str, tmp_path: Path) -> None:
     arguments += ["--concurrency", "8", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "By requests at a time" in result.output and "code@8" not in result.output
+    assert "By requests at a time" in result.stdout and "code@8" not in result.stdout
     result = CliRunner().invoke(app, [*arguments, "--json"])
     profile = json.loads(result.stdout)
     assert profile["backend"] == "vllm" and set(profile["workloads"]["code"]["by_concurrency"]) == {"1", "8"}

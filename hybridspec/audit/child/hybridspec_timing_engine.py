@@ -7,7 +7,10 @@ The job: ``model``, ``arguments`` and ``overrides`` (see :mod:`hybridspec_audit_
 """
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -133,7 +136,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def end_with_parent(seconds: float = 1.0) -> None:
+    """Ends this process group, of which this process is the first, when whoever started it is gone without a word."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(seconds)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
+    end_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text())
     answer = Path(job["answer"])
     whole = json.dumps(run(job))
