@@ -1,6 +1,10 @@
 """tune --backend vllm: what it makes of an engine's counters and times, on a stand-in with a clock of its own."""
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -135,6 +139,37 @@ def test_an_engine_that_fails_says_why(python: str, tmp_path: Path) -> None:
     with pytest.raises(EngineFailedError, match=r"vLLM with plain decoding: RuntimeError: .*bad luck.*log: "):
         study.run()
     assert study.result().survey is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+def test_an_engine_ends_with_the_run_that_started_it(python: str, tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from hybridspec.audit.engine import Engine
+job = {{"progress": {str(tmp_path / "note")!r}, "overrides": {{"seed": 14}}, "loads": []}}
+Engine({python!r}, "m", [], Path({str(tmp_path)!r}), 60, module="hybridspec_timing_engine").run("stuck", **job)
+"""
+    run = subprocess.Popen([sys.executable, "-c", code])
+    note = tmp_path / "pid.txt"
+    assert wait_for(note.exists)
+    run.kill()
+    run.wait()
+    assert wait_for(lambda: not runs(note.read_text()))
+
+
+def runs(process: str) -> bool:
+    try:
+        # Behind the name in brackets: Z is a process that is over, and not yet asked for.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 40.0) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.1)
+    return condition()
 
 
 def test_drafts_that_vllm_cannot_serve_are_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ as RIGHT says, step after step of a sequence, whatever K is.
 import json
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 from vllm.sampling_params import SamplingParams
@@ -64,6 +65,9 @@ class LLM:
             log.write(json.dumps(options) + "\n")
         if options.get("seed") == 13:
             raise RuntimeError("Engine core initialization failed: seed 13 brings bad luck")
+        if options.get("seed") == 14:
+            Path(os.environ["FAKE_VLLM_LOG"]).with_name("pid.txt").write_text(str(os.getpid()))
+            time.sleep(60)
         self.llm_engine = Engine(options)
 
     @classmethod
