@@ -248,6 +248,8 @@ class VllmTuning:
         if rows and draft:
             ks = {int(c): entry["k"] for c, entry in rows.items()}
             most = max(rows.values(), key=lambda entry: entry["k"])
-            options = dataclasses.replace(self.options, by_concurrency=tuple(ks.items()))
+            # Served prompts are not measured ones: prefix caching is as export decides.
+            caching = self.request.serving.enable_prefix_caching
+            options = dataclasses.replace(self.options, by_concurrency=tuple(ks.items()), prefix_caching=caching)
             row["vllm"] = vllm_setting(Configuration(draft, most["length"]), target, drafts, options)
         return row
