@@ -129,6 +129,12 @@ LENGTHS = Registry(
 )
 
 
+def draft_spec(spec: str) -> str:
+    """``spec``, with a folder written out as the same-architecture draft that it stands for."""
+    is_name = spec.partition(":")[0] in STRATEGIES.names()
+    return spec if is_name or not ("/" in spec or Path(spec).exists()) else f"same-architecture:{spec}"
+
+
 def make_draft(spec: str, target: "TargetRunner") -> Draft:
     """The strategy that ``spec`` names, for ``target``: ``NAME`` or ``NAME:option=value,...``, for example
     ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``; a folder alone is a same-architecture draft.
@@ -136,9 +142,7 @@ def make_draft(spec: str, target: "TargetRunner") -> Draft:
     Raises:
         InputError: unknown name or option; says which exist.
     """
-    name, _, text = spec.partition(":")
-    if name not in STRATEGIES.names() and Path(spec).exists():
-        name, text = "same-architecture", spec
+    name, _, text = draft_spec(spec).partition(":")
     strategy = STRATEGIES.find(name)
     draft = strategy.create(target, **STRATEGIES.options(name, text, strategy.create))
     draft.check_pair(target)

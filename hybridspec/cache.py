@@ -104,14 +104,15 @@ class RollbackCache(Cache):
                 self._advanced = self._slots[-1]
             self._give(self._advanced)
 
-    def end_block(self, tokens: int) -> None:
-        """Call after each recorded forward pass of ``tokens`` tokens; a layer that saw more of them forgets the
-        others.
+    def end_block(self, tokens: int, dropped: int = 0) -> None:
+        """Call after each recorded forward pass of ``tokens`` tokens.
+
+        A pass that was cut short between layers ``dropped`` more, and layers that saw those forget them.
         """
         self._take_in_layers()
         tapes = [(layer, layer.take_tape()) for layer in self.recurrent]
         tapes = [(layer, tape) for layer, tape in tapes if tape is not None]
-        if any(tape.length > tokens for _, tape in tapes):
+        if dropped:
             tapes = [(layer, tape.part(0, tokens)) for layer, tape in tapes]
         if self._groups is None:
             self._groups = grouped([layer for layer, _ in tapes], [tape.state_shape for _, tape in tapes])
@@ -123,8 +124,9 @@ class RollbackCache(Cache):
         if self._slots is not None and self._groups:
             self._fill_slots()
         self.pending += tokens
-        for layer in self.kept:
-            layer.shorten(self.pending)
+        if dropped:
+            for layer in self.kept:
+                layer.shorten(self.pending)
         if any(layer.length != self.length + self.pending for layer in self.attention):
             raise UnsupportedLayerError(
                 "an attention layer did not put its tokens into the cache, so they cannot be taken back. "

@@ -35,7 +35,7 @@ class RecomputeCache:
         if not self.pending:
             self.cache = copy.deepcopy(self._committed[0])
 
-    def end_block(self, tokens: int) -> None:
+    def end_block(self, tokens: int, dropped: int = 0) -> None:
         self.pending += tokens
 
     def commit(self, keep: int) -> bool:

@@ -182,7 +182,7 @@ class Session:
                     logits = self.runner.forward(cache, block, position, last_only, self.observers)
             kept = len(logits) if watching is not nullcontext else len(block)
             self._fed = self._fed[: position + kept]
-            cache.end_block(kept)
+            cache.end_block(kept, len(block) - kept)
         return logits
 
     @contextmanager

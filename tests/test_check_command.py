@@ -19,6 +19,12 @@ DRAFT = DRAFTS["draft-2-layers"]
 
 
 @pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of a few tokens."""
+    monkeypatch.setattr("hybridspec.checker.run.NEW_TOKENS", 12)
+
+
+@pytest.fixture
 def permuted(tmp_path: Path) -> Path:
     """The embedded draft with two tokens swapped."""
     folder = tmp_path / "permuted"
@@ -153,6 +159,7 @@ def test_help_has_an_example_and_nothing_heavy_is_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_run_measures_a_model_that_drafts_for_itself() -> None:
     """Which must be always right."""
     run_facts, findings = run_models(DRAFT, DRAFT, length=96)
@@ -166,6 +173,7 @@ def test_run_measures_a_model_that_drafts_for_itself() -> None:
     assert not {f.code for f in findings} - {"HS702"}
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_run_finds_a_model_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback that does nothing keeps rejected tokens in the state."""
     from hybridspec.session import Session
@@ -185,6 +193,7 @@ def test_run_compiles(capsys: pytest.CaptureFixture) -> None:
     assert "HS706" not in {f.code for f in findings}
 
 
+@pytest.mark.usefixtures("short_runs")
 def test_run_says_what_cannot_be_loaded(tmp_path: Path) -> None:
     _, findings = run_models(DRAFT, tmp_path, length=32)
     failed = [f for f in findings if f.code == "HS705"]

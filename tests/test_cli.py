@@ -9,7 +9,7 @@ import pytest
 
 from hybridspec.cli import app as cli
 from hybridspec.embedded import TARGET
-from hybridspec.tuning.profile import read_profile
+from hybridspec.tuning.profile_file import read_profile
 
 
 def run(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, str]:

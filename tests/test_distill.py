@@ -152,7 +152,7 @@ def write(folder: Path, name: str, content: bytes) -> Path:
         ("a.txt", b" \n", "a.txt: no text in it"),
         ("a.txt", b"\xff\xfe", "a.txt: not UTF-8 text"),
         ("a.txt.gz", b"plain", "a.txt.gz: not a whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"text " * 999)[:-20], "a.txt.gz: not a whole gzip file"),
+        ("a.txt.gz", gzip.compress(b"text " * 999, mtime=0)[:-20], "a.txt.gz: not a whole gzip file"),
         ("a.jsonl", b'{"text": "a"}\n{"prompt": 3}\n', "a.jsonl, line 2: neither field 'text' nor 'prompt'"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "a.jsonl, line 2: not valid JSON"),
         ("a.txt", b"A few words, not more.", "give more text with --corpus"),

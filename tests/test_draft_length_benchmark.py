@@ -50,6 +50,7 @@ def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
 
     from hybridspec.drafts.length import DraftLength
     from hybridspec.tuning.trial import Run
+    from hybridspec.tuning.workloads import Prompt
 
     seen: list[tuple[str, DraftLength]] = []
 
@@ -65,7 +66,7 @@ def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
         return nullcontext(prepared)
 
     monkeypatch.setattr(benchmark, "PreparedPrompt", prepare)
-    prompts = {half: [SimpleNamespace(id=f"{half} {i}", text="x") for i in range(2)] for half in ("a", "b")}
+    prompts = {half: [Prompt(f"{half} {i}", "x") for i in range(2)] for half in ("a", "b")}
     options = SimpleNamespace(k=[1], rules=["expected-gain", "bandit"], repeats=2, new_tokens=1)
     target = SimpleNamespace(encode=lambda text: [1])
     halves = benchmark.run_stream(target, None, prompts, options, Console(quiet=True))

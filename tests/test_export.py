@@ -131,6 +131,7 @@ GRANITE = "granitemoehybrid"
         ("jamba", None, "ngram", {"device": "cpu"}, "selective_scan_fwd", "GPU"),
         ("falcon_mamba", None, "ngram", {}, "Mamba-1", "hybridspec's own runner"),
         (QWEN, None, "mtp", {}, "cannot be seen", "whole checkpoint"),
+        (GRANITE, None, "mtp", {"device": "cpu"}, "Unsupported speculative method", "hybridspec's own runner"),
         (GRANITE, None, "mtp", {}, "Unsupported speculative method", "ngram"),
         ("kimi_linear", None, "mtp", {}, "kimi_linear", "ngram"),
         ("bamba", None, "ngram", {}, "0.23.0", "own runner"),
@@ -242,13 +243,13 @@ def test_one_sequence_at_a_time_on_an_old_cpu_build(stand_in: Callable) -> None:
 
 
 def test_sequences_by_memory_follow_the_formula_that_is_shown(stand_in: Callable) -> None:
-    models = read_models(stand_in(QWEN, head=True))
+    models = read_models(stand_in(QWEN, head=True, mamba_ssm_dtype="float32"))
     k, length = 3, 128
-    # 3 recurrent layers of [4, 16, 16] in fp32 and 2 x 32 + 64 channels of 3 + K columns in fp32; keys and values of 2
-    # heads of 16 in one layer.
+    # 3 recurrent layers of [4, 16, 16] in fp32 and 2 x 32 + 64 channels of 3 + K columns; keys and values of 2 heads of
+    # 16 in one layer.
     dtype = 4 if models.target.layers[0].model_dtype == "float32" else 2
     page = 4 * 16 * 16 * 4 + 128 * (3 + k) * dtype
-    assert page_bytes(models.target.layers[0], k) == page
+    assert page_bytes(models.target.layers[0], k, "float32") == page
     weights = models.target.weights
     each = (1 + k) * 3 * page + length * 2 * 2 * 16 * dtype
     memory = (weights + 10.5 * each) / 0.5 / 2**30
@@ -261,6 +262,16 @@ def test_sequences_by_memory_follow_the_formula_that_is_shown(stand_in: Callable
     assert any("more than fits" in note for note in more.notes)
     assert more.engine_arguments["max_num_seqs"] == 32
     refused = ask(models, "mtp", k=k, gpu_memory=weights / 2**30, length=length)
+    halved = {"engine": {"mamba_ssm_cache_dtype": "bfloat16", "kv_cache_dtype": "fp8"}}
+    small = ask(models, "mtp", k=k, length=length, **halved).memory
+    assert small.slot == 3 * (page - 4 * 16 * 16 * 2) and small.kv == length * 2 * 2 * 16
+    # vLLM keeps states in the model's type unless the config or the family says otherwise.
+    assert ask(read_models(stand_in(QWEN)), "ngram", k=k, length=length).memory.slot == small.slot
+    assert read_models(stand_in("nemotron_h")).target.state_dtype == "float32"
+    assert read_models(stand_in("kimi_linear")).target.state_dtype == "float32"
+    assert read_models(stand_in(GRANITE)).target.state_dtype is None
+    wide = ask(models, "mtp", k=k, length=length, engine={"dtype": "float32"}).memory
+    assert wide.slot == 3 * (4 * 16 * 16 * 4 + 128 * (3 + k) * 4) and wide.kv == length * 2 * 2 * 16 * 4
     unknown = ask(read_models(stand_in(QWEN)), "ngram", gpu_memory=80)
     assert unknown.memory.sequences is None and any("how many sequences fit is not known" in n for n in unknown.notes)
     assert isinstance(refused, Refusal) and "No sequence of 128 tokens fits" in refused.what

@@ -126,7 +126,7 @@ def stale_keys(patch: Patch) -> None:
 
 def restarting_positions(patch: Patch) -> None:
     right = TargetRunner._call
-    patch.setattr(TargetRunner, "_call", lambda self, kept, block, _, last_only: right(self, kept, block, 0, last_only))
+    patch.setattr(TargetRunner, "_call", lambda self, kept, block, _, *more: right(self, kept, block, 0, *more))
 
 
 def scan_from_zeros(patch: Patch) -> None:

@@ -18,7 +18,8 @@ from hybridspec.runner import TargetRunner
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.encoding import EncodedPrompt
-from hybridspec.tuning.profile import build_profile, read_profile, write_profile
+from hybridspec.tuning.profile import build_profile
+from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
 from hybridspec.tuning.torch_backend import TorchBackend
@@ -288,7 +289,7 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
     """kill -9 in the middle of a trial: none that had finished is lost, none is repeated."""
     process = worker(tmp_path, 0.4)
     truth = {str(k): 1 + 0.1 * k for k in range(1, 5)}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         time.sleep(0.3)
         if (tmp_path / "study.db").exists():

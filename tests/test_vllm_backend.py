@@ -20,7 +20,7 @@ from hybridspec.export.profile import concurrency
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.loads import Load, Pooled, Round
-from hybridspec.tuning.profile import read_profile, write_profile
+from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.study import Settings
 from hybridspec.tuning.vllm_run import VllmTuning
@@ -201,7 +201,7 @@ def test_command_line(python: str, tmp_path: Path) -> None:
     arguments += ["--concurrency", "8", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "By requests at a time" in result.stdout and "code@8" not in result.stdout
+    assert "requests at once" in result.stdout and "code@8" not in result.stdout
     result = CliRunner().invoke(app, [*arguments, "--json"])
     profile = json.loads(result.stdout)
     assert profile["backend"] == "vllm" and set(profile["workloads"]["code"]["by_concurrency"]) == {"1", "8"}

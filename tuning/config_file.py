@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, split_options
+from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode
@@ -207,9 +207,9 @@ def check_name(registry: Registry, spec: str) -> None:
     """Raises :class:`InputError` if ``spec`` begins with no known name. Nothing is imported, so options stay
     unchecked until the strategy is made.
     """
-    name = spec.partition(":")[0]
+    name = (draft_spec(spec) if registry is STRATEGIES else spec).partition(":")[0]
     names = registry.names()
-    if name in names or (registry is LENGTHS and spec.isdecimal()) or (registry is STRATEGIES and Path(spec).is_dir()):
+    if name in names or (registry is LENGTHS and spec.isdecimal()):
         return
     near = difflib.get_close_matches(name, names, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names)}."

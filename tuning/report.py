@@ -1,11 +1,21 @@
-"""The table that ``hybridspec tune`` prints, from a profile."""
+"""What ``hybridspec tune`` and ``hybridspec report`` print, from a profile."""
 
+from rich.markup import escape
 from rich.table import Table
+
+from hybridspec.tuning.reporting.words import (
+    concurrency_rows,
+    number,
+    percent,
+    predicted_speedup,
+    rule_text,
+    speedup_text,
+)
 
 
 def profile_table(profile: dict) -> Table:
     table = Table(title="Best configuration by workload", title_justify="left")
-    table.add_column("workload")
+    table.add_column("workload", overflow="fold")
     table.add_column("draft", overflow="fold")
     table.add_column("draft length")
     for heading in ("acceptance rate", "acceptance length", "speed-up (90 % interval)", "predicted", "of ideal"):
@@ -13,52 +23,46 @@ def profile_table(profile: dict) -> Table:
     for name, row in profile["workloads"].items():
         chosen = row["chosen"]
         if chosen is None:
-            table.add_row(name, "-", "-", "-", "-", "not measured", "-", "-")
+            table.add_row(escape(name), "-", "-", "-", "-", "not measured", "-", "-")
             continue
+        rule = escape(rule_text(chosen)) + ("" if row["complete"] else " so far")
         if chosen["length"] == "0":
-            table.add_row(name, "-", "plain decoding", "-", "-", "1", "-", "-")
+            table.add_row(escape(name), "-", rule, "-", "-", "1", "-", "-")
             continue
-        low, high = row["speedup_interval_90"]
-        predicted = next((p["speedup"] for p in row["predicted"] if p["label"] == chosen["label"]), None)
-        rule = f"K = {chosen['length']}" if chosen["length"].isdecimal() else chosen["length"]
         table.add_row(
-            name,
-            chosen["draft"],
-            rule + (", segmented" if chosen["segments"] else "") + ("" if row["complete"] else " so far"),
-            "-" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.0%}",
-            f"{row['acceptance_length']:.2f}",
-            f"{row['speedup']:.2f} ({low:.2f} to {high:.2f})",
-            "-" if predicted is None else f"{predicted:.2f}",
-            "-" if row["efficiency"] is None else f"{row['efficiency']:.0%}",
+            escape(name),
+            escape(chosen["draft"]),
+            rule,
+            percent(row.get("acceptance_rate")),
+            number(row.get("acceptance_length")),
+            speedup_text(row["speedup"], row.get("speedup_interval_90")),
+            number(predicted_speedup(row)),
+            percent(row.get("efficiency")),
         )
     return table
 
 
-def concurrency_table(profile: dict) -> Table:
-    """K by number of requests at a time, for the backends that measure it."""
-    table = Table(title="By requests at a time", title_justify="left")
-    table.add_column("workload")
-    table.add_column("requests", justify="right")
-    table.add_column("draft", overflow="fold")
-    headings = ("K", "acceptance by position", "tokens/s", "speed-up (90 % interval)", "predicted")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+def concurrency_tables(profile: dict) -> list[Table]:
+    """Draft length by number of requests at once, of workloads whose backend serves batches."""
+    tables = []
     for name, row in profile["workloads"].items():
-        for requests, entry in (row["by_concurrency"] or {}).items():
-            shares = (entry["acceptance"] or {}).get("by_position", ())
-            interval = entry["interval_90"]
-            speedup = "-" if entry["speedup"] is None else f"{entry['speedup']:.2f}"
-            table.add_row(
-                name,
-                requests,
-                entry["draft"] or "-",
-                str(entry["k"]),
-                " ".join(f"{share:.2f}" for share in shares) or "-",
-                "-" if entry["tokens_per_second"] is None else f"{entry['tokens_per_second']:.1f}",
-                speedup + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""),
-                "-" if entry["predicted"] is None else f"{entry['predicted']:.2f}",
-            )
-    return table
+        rows = concurrency_rows(row)
+        if rows:
+            table = Table("requests at once", "K", "speed-up", title=escape(name), title_justify="left")
+            for heading in ("predicted", "tokens/s", "acceptance by position"):
+                table.add_column(heading, justify="right")
+            for requests, k, gain in rows:
+                table.add_row(escape(requests), str(k), number(gain), *_details(row["by_concurrency"].get(requests)))
+            tables.append(table)
+    return tables
+
+
+def _details(entry: dict | None) -> list[str]:
+    """What an entry has beside K and speed-up: prediction, speed, acceptance."""
+    entry = entry or {}
+    acceptance = (entry.get("acceptance") or {}).get("by_position", ())
+    shares = " ".join(number(share) for share in acceptance)
+    return [number(entry.get("predicted")), number(entry.get("tokens_per_second")), shares or "-"]
 
 
 def profile_notes(profile: dict) -> list[str]:
@@ -68,7 +72,7 @@ def profile_notes(profile: dict) -> list[str]:
         for name, row in profile["workloads"].items()
         if row["reason"]
     ]
-    errors = [e for row in profile["workloads"].values() if (e := row["prediction_error_median"]) is not None]
+    errors = [e for row in profile["workloads"].values() if (e := row.get("prediction_error_median")) is not None]
     if errors:
         middle = sorted(errors)[len(errors) // 2]
         notes.append(f"Cost model: predicted speed-ups were off by {middle:.1%} (median of the workloads' medians).")

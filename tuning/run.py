@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import make_draft, make_length
+from hybridspec.drafts.registry import draft_spec, make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode, TargetRunner
 from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
@@ -67,7 +67,7 @@ class TuneRequest:
         if config.lengths:
             given["lengths"] = tuple(spec for spec in config.lengths if spec != "fixed")
         if config.drafts or config.target is not None:
-            given["drafts"] = config.drafts
+            given["drafts"] = tuple(map(draft_spec, config.drafts))
         if config.backend != "torch":
             given.setdefault("lengths", ())
             settings = {"seconds": None, "trials": ENGINE_TRIALS, **settings}

@@ -88,6 +88,7 @@ class WorkloadResult:
     """
 
     name: str
+    settings: Settings
     survey: Survey | None
     samples: dict[Configuration, list[Sample]]
     pruned: tuple[Configuration, ...] = ()
@@ -186,7 +187,7 @@ class WorkloadStudy:
         measurements = {c: measurement_of(s) for c, s in samples.items() if c not in pruned}
         whole = {c: s for c, s in samples.items() if c not in pruned}
         stopped = self.study.user_attrs.get("stopped")
-        return WorkloadResult(self.name, survey, whole, tuple(pruned), stopped, measurements)
+        return WorkloadResult(self.name, self.settings, survey, whole, tuple(pruned), stopped, measurements)
 
     def _stopped(self, result: WorkloadResult, elapsed: float = 0.0) -> str | None:
         """Why the study is over, in words; None if it is not."""

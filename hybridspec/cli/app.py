@@ -13,7 +13,20 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import typer
 
-from hybridspec.cli import audit, bridges, check, compare, distill, explain, export, families, generate, probe, tune
+from hybridspec.cli import (
+    audit,
+    bridges,
+    check,
+    compare,
+    distill,
+    explain,
+    export,
+    families,
+    generate,
+    probe,
+    report,
+    tune,
+)
 from hybridspec.errors import HybridspecError
 
 app = typer.Typer(
@@ -23,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("tune", help=tune.HELP)(tune.tune)
+app.command("report", help=report.HELP)(report.report)
 app.command("generate", help=generate.HELP)(generate.generate)
 app.command("compare", help=compare.HELP)(compare.compare)
 app.command("probe", help=probe.HELP)(probe.probe)

@@ -57,7 +57,7 @@ def vllm(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file of hybridspec tune: its [serving] and its target.", show_default=False),
+        typer.Option(help="TOML file of hybridspec tune: its serving options and target.", show_default=False),
     ] = None,
     vllm_version: Annotated[
         str | None,
@@ -160,7 +160,7 @@ def engines() -> None:
 def _from_profile(path: Path, workloads: list[str] | None, options: "Options") -> "dict[str, Export | Refusal]":
     from hybridspec.errors import InputError
     from hybridspec.export.profile import export_workload
-    from hybridspec.tuning.profile import read_profile
+    from hybridspec.tuning.profile_file import read_profile
 
     profile = read_profile(path)
     names = workloads or list(profile["workloads"])

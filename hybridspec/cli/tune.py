@@ -129,7 +129,8 @@ def tune(
 
     from hybridspec.cli.progress import progress_bar
     from hybridspec.tuning.config_file import TuneConfig, load_config
-    from hybridspec.tuning.profile import write_profile
+    from hybridspec.tuning.profile_file import write_profile
+    from hybridspec.tuning.reporting.write import write_report
     from hybridspec.tuning.run import TuneRequest, start_workers
 
     settings = load_config(config) if config else TuneConfig()
@@ -182,6 +183,8 @@ def tune(
             interrupted = True
     profile = tuning.profile()
     path = write_profile(profile, out)
+    with console.status("drawing the report"):
+        write_report(profile, out)
     show(profile, path, as_json)
     if interrupted:
         again = "begins anew" if request.backend == "server" else "goes on from there"
@@ -233,7 +236,7 @@ def show(profile: dict, path: Path, as_json: bool) -> None:
     """The profile on standard output."""
     from rich.console import Console
 
-    from hybridspec.tuning.report import concurrency_table, profile_notes, profile_table
+    from hybridspec.tuning.report import concurrency_tables, profile_notes, profile_table
 
     if as_json:
         json.dump(profile, sys.stdout, indent=2)
@@ -243,8 +246,8 @@ def show(profile: dict, path: Path, as_json: bool) -> None:
     if not output.is_terminal:
         output.width = 140
     output.print(profile_table(profile))
-    if any(row["by_concurrency"] for row in profile["workloads"].values()):
-        output.print(concurrency_table(profile))
+    for table in concurrency_tables(profile):
+        output.print(table)
     for note in profile_notes(profile):
-        output.print(note)
-    output.print(f"Profile: {path}", soft_wrap=True)
+        output.print(note, markup=False)
+    output.print(f"Profile: {path}, report: {path.with_name('report.html')}", soft_wrap=True, markup=False)

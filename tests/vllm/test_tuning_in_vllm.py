@@ -17,7 +17,7 @@ import pytest
 from hybridspec.export.vllm import Export
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.profile import read_profile, write_profile
+from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.server_run import ServerTuning
 from hybridspec.tuning.study import Settings

@@ -59,7 +59,8 @@ class Oracle:
         draft = tokens[n : n + length]
         if right < len(draft):
             draft[right] = (draft[right] + 1) % self.vocab_size
-        return draft
+        # Beyond the end of what is known any token will do: a shorter draft would be another case.
+        return draft + [0] * (length - len(draft))
 
 
 def plan(k: int, ragged: bool) -> list[tuple[int, int]]:
