@@ -125,7 +125,7 @@ class ServerStudy:
         """Samples where a server without speculation was measured, a survey where two servers were."""
         pools = self.pooled()
         if not pools:
-            return WorkloadResult(self.name, None, {})
+            return WorkloadResult(self.name, self.load.settings, None, {})
         survey = survey_of(pools, self.load.concurrency) if len(pools) > 1 else None
         samples = {}
         if 0 in pools:
@@ -136,7 +136,9 @@ class ServerStudy:
                 if k:
                     samples[Configuration(DRAFT, str(k))] = paired(labels, plain, rounds[:whole])
         measurements = {c: measurement_of(s) for c, s in samples.items()}
-        return WorkloadResult(self.name, survey, samples, (), self.stopped, measurements)
+        return WorkloadResult(
+            self.name, self.load.settings, survey, samples, stopped=self.stopped, measurements=measurements
+        )
 
     def row(self) -> dict[str, Any] | None:
         """The entry of a profile's table by concurrency; None as long as nothing was measured."""
