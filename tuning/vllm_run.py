@@ -234,7 +234,9 @@ class VllmTuning:
         profile["left_out"] = self.left_out
         for workload, studies in self._by_workload.items():
             results = {c: study.result() for c, study in studies.items()}
-            profile["workloads"][workload] = self._row(results, target, drafts)
+            row = self._row(results, target, drafts)
+            row["settings"] = dataclasses.asdict(next(iter(studies.values())).backend.load.settings)
+            profile["workloads"][workload] = row
         return profile
 
     def _row(self, results: dict[int, WorkloadResult], target: dict, drafts: dict) -> dict[str, Any]:
