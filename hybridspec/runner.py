@@ -268,8 +268,7 @@ class TargetRunner:
         """
         if self.path is None:
             return f"{self.name}@{id(self.model)}"
-        files = sorted(self.path.glob("*.safetensors"))
-        return " ".join([str(self.path), *(f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in files)])
+        return folder_fingerprint(self.path)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with the special tokens that the tokenizer adds at its start.
@@ -347,6 +346,12 @@ def decoder_layers(model: nn.Module, count: int) -> Sequence[nn.Module]:
 def check_mode(rollback: str) -> None:
     if rollback not in get_args(RollbackMode):
         raise InputError(f"unknown rollback {rollback!r}: choose one of {', '.join(get_args(RollbackMode))}")
+
+
+def folder_fingerprint(folder: Path) -> str:
+    """A checkpoint folder with name, size and time of its weight files, which are not read."""
+    files = sorted(folder.glob("*.safetensors"))
+    return " ".join([str(folder), *(f"{f.name}:{f.stat().st_size}:{f.stat().st_mtime_ns}" for f in files)])
 
 
 def check_folder(folder: Path) -> None:

@@ -106,6 +106,7 @@ def test_what_a_file_says_arrives_with_paths_from_its_folder(tmp_path: Path) -> 
         WorkloadSource("owner/name", seed=1),
     )
     assert config.serving.engine_arguments() == {"max_num_seqs": 16, "block_size": 32}
+    assert config.serving.url == ("http://localhost:8000",)
 
 
 def test_an_empty_file_leaves_everything_to_the_command(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ class DraftSurvey:
 class Survey:
     """One measurement of a workload that predicts every configuration.
 
-    ``verify_ratio[k]``: target pass over k + 1 tokens / plain step. ``rollback_ratio`` likewise, by draft.
+    ``verify_ratio[k]``: target pass over k + 1 tokens / plain step. ``rollback_ratio`` likewise, by draft. Where an
+    engine does not tell drafting from verifying, all that a drafted token adds is the draft's ``cost``.
     """
 
     target_step_seconds: float
@@ -60,6 +61,8 @@ class Backend(ABC):
 
     #: In profiles and on the command line.
     name: str
+    #: Told what runs while :meth:`measure` works; set by the study.
+    progress: Progress = staticmethod(lambda *_: None)
 
     def __enter__(self) -> "Backend":
         return self

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from hybridspec import embedded
 from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
@@ -36,14 +36,15 @@ class ServingOptions:
     """How vLLM serves the target; what is None is left to vLLM.
 
     Attributes:
-        url: of a running OpenAI-compatible server, for the ``server`` backend.
+        url: of running OpenAI-compatible servers, for the ``server`` backend: one, or a list of several that serve one
+            target with other K or none.
         concurrency: numbers of requests at a time for which K is chosen.
         engine: further engine arguments, by vLLM's own names, handed over as they are.
 
     The others are engine arguments of vLLM under their own names.
     """
 
-    url: str | None = None
+    url: tuple[str, ...] = ()
     concurrency: tuple[int, ...] = ()
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -132,8 +133,12 @@ class TuneConfig:
             raise InputError(f"two workloads are called {twice!r}: give one another name")
         if self.target is not None and not self.drafts and self.backend == "torch":
             raise InputError("drafts is missing: the embedded draft fits the embedded target only")
+        if self.backend not in get_args(Backend):
+            raise InputError(f"backend is {self.backend!r}: choose one of {', '.join(get_args(Backend))}")
         if self.backend == "server" and not self.serving.url:
-            raise InputError('serving.url is missing: backend = "server" needs the address of the running server')
+            raise InputError(
+                'serving.url is missing: backend = "server" needs the address of the running server (--url)'
+            )
 
     def override(self, **flags: object) -> "TuneConfig":
         """With the flags that were given in place of what the file says; flags that are None were not.
@@ -172,6 +177,9 @@ def load_config(path: Path) -> TuneConfig:
     if isinstance(table.get("lengths"), list):
         table["lengths"] = [str(n) if type(n) is int else n for n in table["lengths"]]
 
+    serving = table.get("serving")
+    if isinstance(serving, dict) and isinstance(serving.get("url"), str):
+        serving["url"] = [serving["url"]]
     if isinstance(table.get("storage"), str) and "://" not in table["storage"]:
         table["storage"] = absolute(table["storage"], folder)
 
@@ -214,7 +222,7 @@ def _draft_paths(spec: str, folder: Path) -> str:
     """
     name, _, options = spec.partition(":")
     if not options:
-        return spec
+        return absolute(spec, folder) if name not in STRATEGIES.names() and (folder / spec).is_dir() else spec
     parts = []
     for part, key, value in split_options(options):
         is_folder = key == "path" or (key is None and name in FOLDER_FIRST)

@@ -54,7 +54,7 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
             sum(a > i for d, a in steps if d > i) / sum(d > i for d, _ in steps) for i in positions
         ],
         draft_length=drafted / max(1, len(steps)),
-        draft_cost=float(draft_seconds / drafted / plain_token) if drafted else None,
+        draft_cost=float(draft_seconds / drafted / plain_token) if drafted and draft_seconds else None,
         ideal_speedup=ideal,
         efficiency=measured / ideal if ideal else None,
         tokens=int(tokens),

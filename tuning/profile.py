@@ -34,16 +34,25 @@ def build_profile(
 ) -> dict:
     """``drafts`` by the specs that configurations name them by."""
     described = describe_model(target), {spec: describe_draft(draft) for spec, draft in drafts.items()}
+    profile = profile_frame(backend, *described, settings, threads)
+    profile["workloads"] = {r.name: describe_result(r, *described) for r in results}
+    return profile
+
+
+def profile_frame(
+    backend: str, target: Mapping[str, object], drafts: Mapping[str, object], settings: Settings, threads: int
+) -> dict:
+    """A profile without workloads; target and drafts as it describes them."""
     return {
         "schema": SCHEMA,
         "hybridspec": version("hybridspec"),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "backend": backend,
-        "target": described[0],
-        "drafts": described[1],
+        "target": dict(target),
+        "drafts": dict(drafts),
         "machine": describe_machine(threads),
         "settings": dataclasses.asdict(settings),
-        "workloads": {r.name: describe_result(r, *described) for r in results},
+        "workloads": {},
     }
 
 
@@ -141,18 +150,22 @@ def largest_k(configuration: Configuration) -> int:
 
 
 def vllm_setting(
-    configuration: Configuration, target: Mapping[str, object], drafts: Mapping[str, object]
+    configuration: Configuration,
+    target: Mapping[str, object],
+    drafts: Mapping[str, object],
+    options: Options | None = None,
 ) -> dict | None:
     """How to serve the configuration with the newest vLLM that is known, as ``hybridspec export vllm`` says it in full,
     or ``{"refused": why}``; None where plain decoding wins or the models are no folders.
 
     Args:
         target, drafts: as the profile describes them.
+        options: another version of vLLM, where and how it serves.
     """
     if configuration.plain or not target["path"]:
         return None
     try:
-        options = Options(choose_key_set()[0])
+        options = options or Options(choose_key_set()[0])
         folder = draft_folder(drafts, configuration.draft, FILE)
         models = read_models(str(target["path"]), folder)
         k = largest_k(configuration)

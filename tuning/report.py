@@ -49,10 +49,20 @@ def concurrency_tables(profile: dict) -> list[Table]:
         rows = concurrency_rows(row)
         if rows:
             table = Table("requests at once", "K", "speed-up", title=escape(name), title_justify="left")
+            for heading in ("predicted", "tokens/s", "acceptance by position"):
+                table.add_column(heading, justify="right")
             for requests, k, gain in rows:
-                table.add_row(escape(requests), str(k), number(gain))
+                table.add_row(escape(requests), str(k), number(gain), *_details(row["by_concurrency"].get(requests)))
             tables.append(table)
     return tables
+
+
+def _details(entry: dict | None) -> list[str]:
+    """What an entry has beside K and speed-up: prediction, speed, acceptance."""
+    entry = entry or {}
+    acceptance = (entry.get("acceptance") or {}).get("by_position", ())
+    shares = " ".join(number(share) for share in acceptance)
+    return [number(entry.get("predicted")), number(entry.get("tokens_per_second")), shares or "-"]
 
 
 def profile_notes(profile: dict) -> list[str]:

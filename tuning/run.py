@@ -1,6 +1,7 @@
 """A whole tuning run: target, drafts, workloads and their studies from one request, in one process or several."""
 
 import multiprocessing
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hybridspec import embedded
 from hybridspec.drafts.registry import draft_spec, make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode, TargetRunner
-from hybridspec.tuning.config_file import DType, TuneConfig
+from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Bench
 from hybridspec.tuning.encoding import encode_workload
 from hybridspec.tuning.profile import build_profile
@@ -22,6 +23,8 @@ from hybridspec.tuning.workloads import WorkloadSource, find_workloads
 #: What the embedded target is tuned with when nothing is named.
 EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "prompt-lookup")
 LENGTHS = ("expected-gain", "svip")
+#: Engines and servers take minutes where the runner takes seconds: fewer trials, and no limit unless one is set.
+ENGINE_TRIALS = 3
 
 SETTINGS = ("prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
 #: Fields that a configuration and a request, or its settings, have under one name.
@@ -32,7 +35,8 @@ SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype",
 class TuneRequest:
     """Everything that a tuning run depends on; plain values, so that it can be sent to another process.
 
-    ``storage``: an Optuna URL or the path of a journal file; None is a SQLite file in ``out``.
+    ``storage``: an Optuna URL or the path of a journal file; None is a SQLite file in ``out``. ``python``: the
+    interpreter that has vLLM.
     """
 
     target: Path | None = None
@@ -47,6 +51,9 @@ class TuneRequest:
     rollback: RollbackMode = "auto"
     dtype: DType = "float32"
     device: str = "cpu"
+    backend: Backend = "torch"
+    serving: ServingOptions = ServingOptions()
+    python: str = sys.executable
 
     @classmethod
     def from_config(cls, config: TuneConfig, **settings: object) -> "TuneRequest":
@@ -59,8 +66,15 @@ class TuneRequest:
             settings["seconds"] = None
         if config.lengths:
             given["lengths"] = tuple(spec for spec in config.lengths if spec != "fixed")
-        if config.drafts:
+        if config.drafts or config.target is not None:
             given["drafts"] = tuple(map(draft_spec, config.drafts))
+        if config.backend != "torch":
+            given.setdefault("lengths", ())
+            settings = {"seconds": None, "trials": ENGINE_TRIALS, **settings}
+        serving = config.serving
+        if config.dtype is not None:
+            serving = replace(serving, engine={"dtype": config.dtype, **serving.engine})
+        given |= {"backend": config.backend, "serving": serving}
         return cls(workloads=config.workloads, settings=Settings(**settings), **given)
 
 

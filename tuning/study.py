@@ -158,6 +158,7 @@ class WorkloadStudy:
 
     def run(self, progress: Progress = lambda *_: None) -> WorkloadResult:
         """Runs what is missing. An interrupt keeps the survey and every finished trial."""
+        self.backend.progress = progress
         if self._stopped(self.result()) is None:
             with self.backend:
                 self.prepare(progress)

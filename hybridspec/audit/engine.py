@@ -30,6 +30,7 @@ class Engine:
         arguments: options as of ``vllm serve``.
         folder: for jobs, answers and logs.
         seconds: an engine that takes longer has failed.
+        module: what runs in the child, of those in ``child``.
     """
 
     python: str
@@ -38,6 +39,7 @@ class Engine:
     folder: Path
     seconds: float
     environment: dict[str, str] = field(default_factory=dict)
+    module: str = "hybridspec_audit_engine"
 
     def run(self, name: str, **job: Any) -> dict[str, Any]:
         """The answer of :mod:`hybridspec_audit_engine` to a job.
@@ -50,7 +52,7 @@ class Engine:
         answer.unlink(missing_ok=True)
         whole = {"model": self.target, "arguments": self.arguments, "answer": str(answer), **job}
         stem.with_suffix(".job.json").write_text(json.dumps(whole))
-        command = [self.python, "-m", "hybridspec_audit_engine", str(stem.with_suffix(".job.json"))]
+        command = [self.python, "-m", self.module, str(stem.with_suffix(".job.json"))]
         with log.open("w") as output:
             try:
                 process = subprocess.Popen(
