@@ -1,6 +1,7 @@
 """One torch thread, quiet transformers, and tiny random models for every test."""
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,8 @@ from tests.examples import register
 from tests.tiny import noisy_copy, tiny_model
 
 torch.set_num_threads(1)
+# A shell that starts the tests in the background hands down an ignored Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tables come out as wide as where there is no terminal, whatever the terminal that runs the tests.
 os.environ.pop("COLUMNS", None)
 transformers.logging.set_verbosity_error()

@@ -62,7 +62,7 @@ def test_tune_reads_a_configuration_and_flags_override_it(capsys: pytest.Capture
     assert profile["settings"] | {"longest": 1, "prompts": 1, "seconds": None} == profile["settings"]
     path.write_text(path.read_text() + 'backend = "vllm"\n')
     status, _, err = run(capsys, "tune", "--config", str(path))
-    assert status == 2 and "vllm" in err
+    assert status == 2 and "vLLM" in err
 
 
 def test_compare_shows_every_configuration(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

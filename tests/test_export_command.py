@@ -74,11 +74,17 @@ def tuned(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+def at_once(k: int) -> dict:
+    """An entry of ``by_concurrency``; the export reads ``k`` alone."""
+    unknown = ("speedup", "interval_90", "acceptance", "acceptance_length", "tokens_per_second", "predicted")
+    return {"k": k, "draft": "prompt-lookup" if k else None, "reason": "measured", **dict.fromkeys(unknown)}
+
+
 def test_a_profile_in_json(capsys: pytest.CaptureFixture, tuned: Callable) -> None:
     folder = tuned(
         code=workload(SPEC, "3", 3),
         json=workload(SPEC, "svip", 8),
-        prose=workload("prompt-lookup", "2", 2, by_concurrency={"1": {"k": 2}, "8": {"k": 0}}),
+        prose=workload("prompt-lookup", "2", 2, by_concurrency={"1": at_once(2), "8": at_once(0)}),
         math=workload("", "0", 0),
     )
     status, out, _ = run(capsys, "export", "vllm", str(folder), "--json")
