@@ -71,7 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", action="append", help="embedded workload or file; default: all embedded ones")
     parser.add_argument("--draft", action="append", help=f"default: {', '.join(EMBEDDED_DRAFTS)}")
-    parser.add_argument("--length", action="append", help=f"default: {', '.join(LENGTHS)}")
+    parser.add_argument(
+        "--length", action="append", help=f"beside every fixed K; fixed: no other; default: {', '.join(LENGTHS)}"
+    )
     parser.add_argument("--max-k", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=48)
@@ -93,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         request = TuneRequest(
             drafts=tuple(arguments.draft or EMBEDDED_DRAFTS),
-            lengths=tuple(arguments.length or LENGTHS),
+            lengths=tuple(rule for rule in arguments.length or LENGTHS if rule != "fixed"),
             workloads=tuple(arguments.workload or embedded.workload_files()),
             out=Path(folder),
             settings=settings,

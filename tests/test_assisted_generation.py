@@ -378,8 +378,6 @@ def test_long_prompts_leave_no_long_tape(name: str, monkeypatch: pytest.MonkeyPa
     native = RollbackCache.end_block
     counted = lambda self, n, *more: (blocks.append(n), native(self, n, *more))[1]  # noqa: E731
     monkeypatch.setattr(RollbackCache, "end_block", counted)
-        RollbackCache, "end_block", lambda self, n, *more: (blocks.append(n), native(self, n, *more))[1]
-    )
     model = target(name)
     text, plain = varied(model, 200, 8)
     enable_assisted_generation(model)
