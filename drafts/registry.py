@@ -49,10 +49,7 @@ class Registry:
             return getattr(import_module(module), attribute)
         entry = next(iter(entry_points(group=self.group, name=name)), None)
         if entry is None:
-            names = self.names()
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names)}."
-            raise InputError(f"unknown {self.kind} {name!r}. {hint}")
+            raise self.unknown(name)
         try:
             found = entry.load()
         except Exception as error:
@@ -60,6 +57,13 @@ class Registry:
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise InputError(f"{self.kind} {name!r} ({entry.value}) is not a {self.base.__name__}")
         return found
+
+    def unknown(self, name: str) -> InputError:
+        """Says that there is no ``name``, with the nearest one or all of them."""
+        names = self.names()
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names)}."
+        return InputError(f"unknown {self.kind} {name!r}. {hint}")
 
     def options(self, name: str, text: str, factory: Callable) -> dict[str, object]:
         """Options from ``key=value,key=value``; a first value without a key is the factory's first parameter.

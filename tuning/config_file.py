@@ -1,7 +1,6 @@
 """Configuration files of ``hybridspec tune``: TOML, checked whole before anything is loaded."""
 
 import dataclasses
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -208,12 +207,8 @@ def check_name(registry: Registry, spec: str) -> None:
     unchecked until the strategy is made.
     """
     name = (draft_spec(spec) if registry is STRATEGIES else spec).partition(":")[0]
-    names = registry.names()
-    if name in names or (registry is LENGTHS and spec.isdecimal()):
-        return
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Choose one of {', '.join(names)}."
-    raise InputError(f"unknown {registry.kind} {name!r}. {hint}")
+    if name not in registry.names() and not (registry is LENGTHS and spec.isdecimal()):
+        raise registry.unknown(name)
 
 
 def _draft_paths(spec: str, folder: Path) -> str:

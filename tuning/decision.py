@@ -1,6 +1,6 @@
 """From samples to an answer: what is a gain, what is a tie, and when nothing untried can win."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,27 +39,28 @@ def ratio(table: np.ndarray) -> np.ndarray:
     return (plain_seconds / plain_tokens) / (seconds / tokens)
 
 
-def interval(values: np.ndarray, level: float = 0.9) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+def bootstrap(prompts: int, value: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> tuple[float, float]:
+    """90 % interval of ``value`` over drawn indices of prompts, ``[..., prompts]``.
+
+    One prompt tells nothing about others: the interval then reaches from no difference to what was seen.
+    """
+    if prompts < 2:
+        seen = float(value(np.arange(prompts))) if prompts else 1.0
+        return min(1.0, seen), max(1.0, seen)
+    values = value(np.random.default_rng(seed).integers(0, prompts, (DRAWS, prompts)))
+    low, high = np.quantile(values, [0.05, 0.95])
     return float(low), float(high)
 
 
 def relative_interval(better: Sequence[Sample], simpler: Sequence[Sample], seed: int = 0) -> tuple[float, float]:
-    """Bootstrap interval of the speed-up of one over the other, over the prompts that both decoded.
-
-    One prompt tells nothing about others: the interval then reaches from no difference to what was seen.
-    """
+    """Interval of the speed-up of one over the other, over the prompts that both decoded: see :func:`bootstrap`."""
     ours, theirs = ({s.prompt: [] for s in samples} for samples in (better, simpler))
     for kept, samples in ((ours, better), (theirs, simpler)):
         for s in samples:
             kept[s.prompt].append(s)
     shared = [p for p in ours if p in theirs]
     tables = [samples_table([s for p in shared for s in kept[p]]) for kept in (ours, theirs)]
-    if len(shared) < 2:
-        seen = float(ratio(tables[0]) / ratio(tables[1])) if shared else 1.0
-        return min(1.0, seen), max(1.0, seen)
-    chosen = np.random.default_rng(seed).integers(0, len(shared), (DRAWS, len(shared)))
-    return interval(ratio(tables[0][chosen]) / ratio(tables[1][chosen]))
+    return bootstrap(len(shared), lambda drawn: ratio(tables[0][drawn]) / ratio(tables[1][drawn]), seed)
 
 
 def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
@@ -90,12 +91,9 @@ def speedup(samples: Sequence[Sample], clock: Clock = "wall") -> float:
 
 
 def against_plain(samples: Sequence[Sample], clock: Clock = "wall") -> tuple[float, float]:
-    """90 % bootstrap interval of :func:`speedup`, over prompts; from no gain to what was seen if there is only one."""
+    """Interval of :func:`speedup` over prompts: see :func:`bootstrap`."""
     table = samples_table(samples, clock)
-    if len(table) < 2:
-        seen = float(ratio(table))
-        return min(1.0, seen), max(1.0, seen)
-    return interval(ratio(table[np.random.default_rng(0).integers(0, len(table), (DRAWS, len(table)))]))
+    return bootstrap(len(table), lambda drawn: ratio(table[drawn]))
 
 
 def corrected(

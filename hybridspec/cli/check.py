@@ -1,7 +1,6 @@
 """``hybridspec check``: does a checkpoint fit its config, and a draft its target?"""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,6 +57,7 @@ def check(
 
     from hybridspec import embedded
     from hybridspec.checker.check import check as checked
+    from hybridspec.cli.consoles import table_console
     from hybridspec.errors import InputError
 
     if target is None:
@@ -75,9 +75,7 @@ def check(
         json.dump(report.to_dict() | {"exit_status": report.exit_status(strict)}, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = PLAIN_WIDTH
+        console = table_console(PLAIN_WIDTH)
         show(console, report, layers, strict)
     if status := report.exit_status(strict):
         raise typer.Exit(status)

@@ -1,7 +1,6 @@
 """``hybridspec compare``: draft strategies and draft-length rules side by side, on each workload."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,7 +73,7 @@ def compare(
 
     from hybridspec import embedded
     from hybridspec.cli.common import check_writable, load_target
-    from hybridspec.cli.progress import progress_bar
+    from hybridspec.cli.consoles import progress_bar, table_console
     from hybridspec.errors import InputError
     from hybridspec.sampling import Sampling
     from hybridspec.tuning.compare import (
@@ -153,7 +152,7 @@ def compare(
         json.dump({"target": runner.name, "results": comparison_rows(results)}, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        _print_tables(Console(highlight=False), results)
+        _print_tables(table_console(140), results)
     if csv and results:
         comparison_frame(results).to_csv(csv, index=False)
     if plot and results:
@@ -183,8 +182,6 @@ def _usable(bench: "Bench", specs: list[str] | tuple[str, ...], console: "Consol
 def _print_tables(console: "Console", results: "list[Comparison]") -> None:
     from rich.table import Table
 
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 140
     for workload in dict.fromkeys(r.workload for r in results):
         table = Table(title=workload, title_justify="left")
         headings = ("draft", "rule", "accept", "by position", "length", "cost", "speed-up (90 %)", "CPU", "of ideal")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +36,7 @@ def families(
     from rich.console import Console
     from transformers import __version__
 
+    from hybridspec.cli.consoles import table_console
     from hybridspec.families import families as known_families
     from hybridspec.families import matching
 
@@ -50,9 +50,7 @@ def families(
         json.dump({"transformers": __version__, "families": rows}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
+    console = table_console(120)
     _print_table(console, found, __version__)
     console.print(MODES)
     if words is None and not everything:

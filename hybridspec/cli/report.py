@@ -1,7 +1,6 @@
 """``hybridspec report``: table, plots and page of a profile; or two profiles side by side."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,6 +41,7 @@ def report(
 ) -> None:
     from rich.console import Console
 
+    from hybridspec.cli.consoles import table_console
     from hybridspec.errors import InputError
     from hybridspec.tuning.profile_file import read_profile
 
@@ -76,9 +76,7 @@ def report(
         json.dump(compare_profiles(first, second) if second else first, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    output = Console(highlight=False)
-    if not output.is_terminal and "COLUMNS" not in os.environ:
-        output.width = 160
+    output = table_console(160)
     if second:
         show_comparison(output, first, second, names)
     else:

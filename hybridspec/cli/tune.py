@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,7 +128,7 @@ def tune(
 ) -> None:
     from rich.console import Console
 
-    from hybridspec.cli.progress import progress_bar
+    from hybridspec.cli.consoles import progress_bar
     from hybridspec.tuning.config_file import TuneConfig, load_config
     from hybridspec.tuning.profile_file import write_profile
     from hybridspec.tuning.reporting.write import write_report
@@ -236,17 +235,14 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
 
 def show(profile: dict, path: Path, as_json: bool) -> None:
     """The profile on standard output."""
-    from rich.console import Console
-
+    from hybridspec.cli.consoles import table_console
     from hybridspec.tuning.report import concurrency_tables, profile_notes, profile_table
 
     if as_json:
         json.dump(profile, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    output = Console(highlight=False)
-    if not output.is_terminal and "COLUMNS" not in os.environ:
-        output.width = 140
+    output = table_console(140)
     output.print(profile_table(profile))
     for table in concurrency_tables(profile):
         output.print(table)
