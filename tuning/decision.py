@@ -63,11 +63,35 @@ def relative_interval(better: Sequence[Sample], simpler: Sequence[Sample], seed:
     return bootstrap(len(shared), lambda drawn: ratio(tables[0][drawn]) / ratio(tables[1][drawn]), seed)
 
 
+def shared_speedups(measured: Mapping[Configuration, Sequence[Sample]]) -> dict[Configuration, float]:
+    """Speed-up of each speculative configuration over the prompts that all of them decoded, so that they compare."""
+    measured = {c: s for c, s in measured.items() if not c.plain and s}
+    if not measured:
+        return {}
+    shared = set.intersection(*({s.prompt for s in samples} for samples in measured.values()))
+    return {c: speedup([s for s in samples if s.prompt in shared]) for c, samples in measured.items()}
+
+
+def unsettled(measured: Mapping[Configuration, Sequence[Sample]]) -> list[Configuration]:
+    """The configurations that further prompts could tell apart: the best one, when a gain that is worth having is still
+    inside the noise, and the simpler one that is chosen in its place.
+    """
+    speedups, answer = shared_speedups(measured), decide(measured)
+    if answer is None:
+        return []
+    best = max(speedups, key=speedups.get)
+    chosen = answer.configuration
+    lead = speedup(measured[best]) if chosen.plain else speedups[best] / speedups[chosen]
+    if chosen == best or lead < 1.0 + WORTHWHILE:
+        return []
+    return [best] if chosen.plain else [best, chosen]
+
+
 def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
     """The best measured configuration; if its lead over a simpler one is inside the noise, that one. None without any
     measurement of speculation.
     """
-    speedups = {c: speedup(s) for c, s in measured.items() if not c.plain and s}
+    speedups = shared_speedups(measured)
     if not speedups:
         return None
     best = max(speedups, key=speedups.get)
