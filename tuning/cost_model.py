@@ -8,7 +8,7 @@ any draft length or rule can be played through on that: the same loop, with meas
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -125,31 +125,34 @@ def play(
     rng = random.Random(seed)
     asked = [place.met for output in outputs for place in output if place.met is not None]
     share = sum(asked) / len(asked) if asked else 0.0
-    steps, tokens = [], 0
-    for output in outputs:
-        flags = [rng.random() < share if p.met is None and not p.asked else p.met for p in output]
-        at = 0
-        while at < len(output):
-            # As in the loop: the last token of the output is never drafted.
-            wanted = min(rule.limit(), len(output) - at - 1)
-            drafted = accepted = 0
-            missed = False
-            while drafted < wanted and flags[at] is not None:
-                place = at + drafted
-                # Behind a miss the draft goes on from a text that the survey has not seen: no distribution is known.
-                row = None if missed else output[place].row
-                missed = missed or not flags[place]
-                accepted += not missed
-                drafted += 1
-                if rule.looks_at_drafts and row is not None and not rule.proceed(row):
-                    break
-            step = costs.step(min(drafted, len(costs.verify) - 1), accepted)
-            rule.observe(step)
-            steps.append(step)
-            at += accepted + 1
-        tokens += len(output)
+    flags = [[rng.random() < share if p.met is None and not p.asked else p.met for p in output] for output in outputs]
+    # A rule that learns is predicted as it is measured: at its second look at the workload.
+    for _ in range(2 if rule.learns else 1):
+        steps = [s for output, met in zip(outputs, flags, strict=True) for s in _play_one(output, met, costs, rule)]
     seconds = sum(s.draft_seconds + s.verify_seconds + s.commit_seconds for s in steps)
-    return steps, tokens * costs.target_step / seconds
+    return steps, sum(map(len, outputs)) * costs.target_step / seconds
+
+
+def _play_one(output: Sequence[Place], met: Sequence[bool | None], costs: Costs, rule: DraftLength) -> Iterator[Step]:
+    at = 0
+    while at < len(output):
+        # As in the loop: the last token of the output is never drafted.
+        wanted = min(rule.limit(), len(output) - at - 1)
+        drafted = accepted = 0
+        missed = False
+        while drafted < wanted and met[at] is not None:
+            place = at + drafted
+            # Behind a miss the draft goes on from a text that the survey has not seen: no distribution is known.
+            row = None if missed else output[place].row
+            missed = missed or not met[place]
+            accepted += not missed
+            drafted += 1
+            if rule.looks_at_drafts and row is not None and not rule.proceed(row):
+                break
+        step = costs.step(min(drafted, len(costs.verify) - 1), accepted)
+        rule.observe(step)
+        yield step
+        at += accepted + 1
 
 
 def acceptance_length(acceptance_by_position: Sequence[float], k: int) -> float:

