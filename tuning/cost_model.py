@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hybridspec.decoder import Step
+from hybridspec.drafts.estimates import Curve
 from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.tuning.trial import PreparedPrompt
 
@@ -49,26 +50,34 @@ class Costs:
         return Step(k, accepted, k * self.draft_step, self.verify[k], max(0.0, commit))
 
 
-def measure_verify(prompt: PreparedPrompt, longest: int, repeats: int = 5) -> tuple[float, list[float]]:
-    """Seconds of a plain step, and of target passes over 1 to ``longest`` + 1 tokens; ``repeats`` times round, medians
-    (noise comes in bursts).
+def measure_verify(prompt: PreparedPrompt, longest: int, repeats: int = 6) -> tuple[float, list[float]]:
+    """Seconds of a plain step, and of target passes over 1 to ``longest`` + 1 tokens.
+
+    Noise comes in bursts and clocks drift: each pass counts as a ratio to the plain steps right before and after it,
+    and medians over ``repeats`` and a line through all lengths take out most of what is left.
     """
-    clock = time.perf_counter
-    verify: list[list[float]] = [[] for _ in range(longest + 1)]
-    plain = []
     filler = [prompt.tokens[-1]] * (longest + 1)
+
+    def timed(k: int) -> tuple[float, float]:
+        begun = time.perf_counter()
+        prompt.session.verify(filler[: k + 1])
+        verified = time.perf_counter()
+        prompt.session.commit(1)
+        whole = time.perf_counter() - begun
+        prompt.session.restore(prompt.target_mark)
+        return verified - begun, whole
+
     prompt.rewind()
+    curve, plain = Curve(repeats * max(1, longest)), []
     for _ in range(repeats):
-        for k in range(longest + 1):
-            begun = clock()
-            prompt.session.verify(filler[: k + 1])
-            verified = clock()
-            prompt.session.commit(1)
-            verify[k].append(verified - begun)
-            if not k:
-                plain.append(clock() - begun)
-            prompt.session.restore(prompt.target_mark)
-    return statistics.median(plain), [statistics.median(times) for times in verify]
+        plain.append(timed(0))
+        for k in range(1, longest + 1):
+            verified, _ = timed(k)
+            plain.append(timed(0))
+            curve.add(k, 2 * verified / (plain[-2][1] + plain[-1][1]))
+    step = statistics.median(whole for _, whole in plain)
+    first = statistics.median(verified / whole for verified, whole in plain)
+    return step, [ratio * step for ratio in (first, *(curve.table(longest, first) or ()))]
 
 
 class Surveying(FixedLength):

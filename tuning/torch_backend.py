@@ -129,16 +129,18 @@ def survey_of(
     Widths are timed on one prompt, so they count as ratios to a plain step there; times are those of the runs.
     """
     middle = statistics.median
-    target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
     ratios = [seconds / alone for seconds in verify]
+    target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
     drafts, rollback, predicted = {}, {}, {}
     costs: dict[str, Costs] = {}
     outputs: dict[str, list[list[Place]]] = {}
     for draft, pairs in runs.items():
         steps = [s for run, _ in pairs for s in run.steps]
         speculative = [s for s in steps if s.drafted]
-        count = sum(s.drafted for s in speculative)
-        draft_step = sum(s.draft_seconds for s in steps) / count if count else 0.0
+        # A draft that has nothing to say still looks for it: that time belongs to the tokens it does propose.
+        count, idle = sum(s.drafted for s in speculative), sum(s.draft_seconds for s in steps if not s.drafted)
+        each = middle(s.draft_seconds / s.drafted for s in speculative) if speculative else 0.0
+        draft_step = each + idle / count if count else 0.0
         commit = middle(s.commit_seconds for s in speculative) if speculative else 0.0
         costs[draft] = Costs(target_step, draft_step, tuple(r * target_step for r in ratios), commit)
         outputs[draft] = [places(run.steps, rows) for run, rows in pairs]
