@@ -49,6 +49,10 @@ def grid(study: WorkloadStudy, rounds: int, seed: int) -> list[dict[Configuratio
             for i, p in enumerate(backend.prompts)
             for spec, draft in [("", None), *((c.draft, bench.draft(c.draft)) for c in configurations)]
         }
+        for c, rule in zip(configurations, rules, strict=True):
+            # As the tuner does: a rule that learns has seen the texts before it is measured.
+            for i in range(len(backend.prompts) if rule.learns else 0):
+                opened[c.draft, i].run(rule, backend.max_new_tokens, bench.segments(c), c.verification)
         for _ in range(rounds):
             samples: dict[Configuration, list[Sample]] = {c: [] for c in configurations}
             for i in range(len(backend.prompts)):

@@ -31,6 +31,11 @@ class DraftLength(ABC):
     demanded = 0
     looks_at_drafts = False
 
+    @property
+    def learns(self) -> bool:
+        """Whether steps change what the rule does later."""
+        return type(self).observe is not DraftLength.observe
+
     @abstractmethod
     def limit(self) -> int:
         """Most tokens to draft in the step that begins; 0 decodes one token plainly."""

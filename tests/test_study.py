@@ -17,6 +17,7 @@ from hybridspec.errors import InputError
 from hybridspec.runner import TargetRunner
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
+from hybridspec.tuning.decision import decide, shared_speedups
 from hybridspec.tuning.encoding import EncodedPrompt
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.profile_file import read_profile, write_profile
@@ -76,7 +77,9 @@ def test_interrupt_keeps_what_was_measured_and_the_next_run_goes_on(
 ) -> None:
     real, calls = TorchBackend.measure, []
 
-    def interrupted(self: TorchBackend, configuration: Configuration, on_sample: Callable) -> list[Sample]:
+    def interrupted(
+        self: TorchBackend, configuration: Configuration, on_sample: Callable, more: bool = False
+    ) -> list[Sample]:
         calls.append(configuration)
 
         def stop(index: int, sample: Sample) -> None:
@@ -174,25 +177,36 @@ class Pretended(Backend):
 
     name = "torch"
 
-    def __init__(self, truth: dict[str, float], predicted: dict[str, float] | None = None, delay: float = 0.0) -> None:
+    def __init__(
+        self,
+        truth: dict[str, float],
+        predicted: dict[str, float] | None = None,
+        delay: float = 0.0,
+        spread: float = 0.01,
+        more: int = 0,
+    ) -> None:
         self.truth, self.predicted, self.delay = truth, predicted or truth, delay
+        self.spread, self.more = spread, more
         self.measured: list[Configuration] = []
+        self.settled: list[Configuration] = []
 
     def survey(self, configurations: list[Configuration], progress: Progress) -> Survey:
         drafts = {c.draft: DraftSurvey([4], [2], 0.1) for c in configurations if not c.plain}
         values = {c: 1.0 if c.plain else self.predicted[c.length] for c in configurations}
         return Survey(1.0, [1.0] * 9, {d: 0.0 for d in drafts}, drafts, values)
 
-    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
-        self.measured.append(configuration)
+    def measure(
+        self, configuration: Configuration, on_sample: Callable[[int, Sample], None], more: bool = False
+    ) -> list[Sample]:
+        (self.settled if more else self.measured).append(configuration)
         samples = []
-        for i in range(3):
+        for i in range(3, 3 + self.more) if more else range(3):
             time.sleep(self.delay)
             # Prompts differ, and every run strays a little, always alike.
-            pace = 1 + 0.01 * ((i + int(configuration.length)) % 3 - 1)
+            pace = 1 + self.spread * ((i + int(configuration.length)) % 3 - 1) * (i < 3)
             seconds = 10.0 / self.truth[configuration.length] * pace
             samples.append(Sample(f"p{i}", 10.0, 10.0, 10, seconds, seconds, 10, ((2, 1),), 0.1, 1.0))
-            on_sample(i, samples[-1])
+            on_sample(len(samples) - 1, samples[-1])
         return samples
 
 
@@ -219,6 +233,42 @@ def test_a_wrong_prediction_makes_it_look_further(tmp_path: Path) -> None:
     result = pretended_study(backend, tmp_path).run()
     assert lengths(backend)[:2] == ["4", "2"]
     assert result.answer.configuration.length == "2"
+
+
+def test_a_gain_inside_the_noise_is_settled_by_further_prompts(tmp_path: Path) -> None:
+    """A gain of 10 % with prompts that stray by 30 %: three prompts say nothing, twelve do."""
+    truth = {"1": 1.0, "2": 1.1, "3": 1.0, "4": 1.0}
+    assert pretended_study(Pretended(truth, spread=0.3), tmp_path / "few").run().answer.configuration == PLAIN
+    backend = Pretended(truth, spread=0.3, more=9)
+    study = pretended_study(backend, tmp_path / "more")
+    result = study.run()
+    assert [c.length for c in backend.settled] == ["2"]
+    assert result.answer.configuration.length == "2" and result.answer.configuration in result.samples
+    assert len({s.prompt for s in result.samples[backend.settled[0]]}) == 12
+    # All of it is in the storage: nothing is measured again.
+    again = Pretended(truth, spread=0.3, more=9)
+    assert pretended_study(again, tmp_path / "more").run().samples == result.samples
+    assert not again.measured and not again.settled
+
+
+def test_a_clear_answer_needs_no_further_prompts(tmp_path: Path) -> None:
+    backend = Pretended({"1": 1.2, "2": 1.5, "3": 1.4, "4": 1.3}, more=9)
+    pretended_study(backend, tmp_path / "gain").run()
+    assert not backend.settled
+    backend = Pretended({"1": 0.99, "2": 0.98, "3": 0.97, "4": 0.96}, more=9)
+    pretended_study(backend, tmp_path / "loss").run()
+    assert not backend.settled
+
+
+def test_configurations_are_compared_on_the_prompts_that_both_decoded() -> None:
+    def samples(speedups: list[float]) -> list[Sample]:
+        return [Sample(f"p{i}", 10, 10, 10, 10 / s, 10 / s, 10) for i, s in enumerate(speedups)]
+
+    slow, fast = Configuration("d", "1"), Configuration("d", "2")
+    # The slower one was lucky with a further prompt of its own.
+    measured = {slow: samples([1.2, 1.2, 9.0]), fast: samples([1.4, 1.4])}
+    assert shared_speedups(measured) == pytest.approx({slow: 1.2, fast: 1.4})
+    assert decide(measured).configuration == fast
 
 
 def test_nothing_pays(tmp_path: Path) -> None:

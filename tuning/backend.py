@@ -63,6 +63,8 @@ class Backend(ABC):
     name: str
     #: Told what runs while :meth:`measure` works; set by the study.
     progress: Progress = staticmethod(lambda *_: None)
+    #: Further prompts that can be measured where an answer lies inside the noise.
+    more: int = 0
 
     def __enter__(self) -> "Backend":
         return self
@@ -75,5 +77,9 @@ class Backend(ABC):
         """Runs each draft once at the longest K and predicts every configuration."""
 
     @abstractmethod
-    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
-        """Decodes every prompt plainly and by ``configuration``. ``on_sample(index, sample)`` may raise to stop."""
+    def measure(
+        self, configuration: Configuration, on_sample: Callable[[int, Sample], None], more: bool = False
+    ) -> list[Sample]:
+        """Decodes every prompt plainly and by ``configuration``, or with ``more`` the further ones in their place.
+        ``on_sample(index, sample)`` may raise to stop.
+        """

@@ -87,6 +87,7 @@ class TuneConfig:
             for every K up to ``max_k``.
         max_k: longest draft length.
         prompts, max_new_tokens, temperature: for workloads that do not say themselves.
+        more_prompts: further ones for an answer inside the noise; None: as many again.
         trials, seconds: limits for each workload.
         backend: ``torch`` (this package's runner), ``vllm`` (its engine in a process of ours) or ``server``.
         storage: Optuna storage URL or journal file; else an SQLite file in ``out``.
@@ -101,6 +102,7 @@ class TuneConfig:
     max_k: int | None = None
     workloads: tuple[WorkloadSource, ...] = ()
     prompts: int | None = None
+    more_prompts: int | None = None
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -120,7 +122,15 @@ class TuneConfig:
     path: Path | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        least = {"max_k": 1, "prompts": 1, "max_new_tokens": 2, "temperature": 0, "top_k": 1, "seed": 0}
+        least = {
+            "max_k": 1,
+            "prompts": 1,
+            "more_prompts": 0,
+            "max_new_tokens": 2,
+            "temperature": 0,
+            "top_k": 1,
+            "seed": 0,
+        }
         at_least({**least, "trials": 1, "seconds": 0, "workers": 1, "threads": 1}, self)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must lie above 0 and up to 1, not {self.top_p}")

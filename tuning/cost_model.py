@@ -8,12 +8,13 @@ any draft length or rule can be played through on that: the same loop, with meas
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from hybridspec.decoder import Step
+from hybridspec.drafts.estimates import Curve
 from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.tuning.trial import PreparedPrompt
 
@@ -49,26 +50,34 @@ class Costs:
         return Step(k, accepted, k * self.draft_step, self.verify[k], max(0.0, commit))
 
 
-def measure_verify(prompt: PreparedPrompt, longest: int, repeats: int = 5) -> tuple[float, list[float]]:
-    """Seconds of a plain step, and of target passes over 1 to ``longest`` + 1 tokens; ``repeats`` times round, medians
-    (noise comes in bursts).
+def measure_verify(prompt: PreparedPrompt, longest: int, repeats: int = 6) -> tuple[float, list[float]]:
+    """Seconds of a plain step, and of target passes over 1 to ``longest`` + 1 tokens.
+
+    Noise comes in bursts and clocks drift: each pass counts as a ratio to the plain steps right before and after it,
+    and medians over ``repeats`` and a line through all lengths take out most of what is left.
     """
-    clock = time.perf_counter
-    verify: list[list[float]] = [[] for _ in range(longest + 1)]
-    plain = []
     filler = [prompt.tokens[-1]] * (longest + 1)
+
+    def timed(k: int) -> tuple[float, float]:
+        begun = time.perf_counter()
+        prompt.session.verify(filler[: k + 1])
+        verified = time.perf_counter()
+        prompt.session.commit(1)
+        whole = time.perf_counter() - begun
+        prompt.session.restore(prompt.target_mark)
+        return verified - begun, whole
+
     prompt.rewind()
+    curve, plain = Curve(repeats * max(1, longest)), []
     for _ in range(repeats):
-        for k in range(longest + 1):
-            begun = clock()
-            prompt.session.verify(filler[: k + 1])
-            verified = clock()
-            prompt.session.commit(1)
-            verify[k].append(verified - begun)
-            if not k:
-                plain.append(clock() - begun)
-            prompt.session.restore(prompt.target_mark)
-    return statistics.median(plain), [statistics.median(times) for times in verify]
+        plain.append(timed(0))
+        for k in range(1, longest + 1):
+            verified, _ = timed(k)
+            plain.append(timed(0))
+            curve.add(k, 2 * verified / (plain[-2][1] + plain[-1][1]))
+    step = statistics.median(whole for _, whole in plain)
+    first = statistics.median(verified / whole for verified, whole in plain)
+    return step, [ratio * step for ratio in (first, *(curve.table(longest, first) or ()))]
 
 
 class Surveying(FixedLength):
@@ -125,31 +134,34 @@ def play(
     rng = random.Random(seed)
     asked = [place.met for output in outputs for place in output if place.met is not None]
     share = sum(asked) / len(asked) if asked else 0.0
-    steps, tokens = [], 0
-    for output in outputs:
-        flags = [rng.random() < share if p.met is None and not p.asked else p.met for p in output]
-        at = 0
-        while at < len(output):
-            # As in the loop: the last token of the output is never drafted.
-            wanted = min(rule.limit(), len(output) - at - 1)
-            drafted = accepted = 0
-            missed = False
-            while drafted < wanted and flags[at] is not None:
-                place = at + drafted
-                # Behind a miss the draft goes on from a text that the survey has not seen: no distribution is known.
-                row = None if missed else output[place].row
-                missed = missed or not flags[place]
-                accepted += not missed
-                drafted += 1
-                if rule.looks_at_drafts and row is not None and not rule.proceed(row):
-                    break
-            step = costs.step(min(drafted, len(costs.verify) - 1), accepted)
-            rule.observe(step)
-            steps.append(step)
-            at += accepted + 1
-        tokens += len(output)
+    flags = [[rng.random() < share if p.met is None and not p.asked else p.met for p in output] for output in outputs]
+    # A rule that learns is predicted as it is measured: at its second look at the workload.
+    for _ in range(2 if rule.learns else 1):
+        steps = [s for output, met in zip(outputs, flags, strict=True) for s in _play_one(output, met, costs, rule)]
     seconds = sum(s.draft_seconds + s.verify_seconds + s.commit_seconds for s in steps)
-    return steps, tokens * costs.target_step / seconds
+    return steps, sum(map(len, outputs)) * costs.target_step / seconds
+
+
+def _play_one(output: Sequence[Place], met: Sequence[bool | None], costs: Costs, rule: DraftLength) -> Iterator[Step]:
+    at = 0
+    while at < len(output):
+        # As in the loop: the last token of the output is never drafted.
+        wanted = min(rule.limit(), len(output) - at - 1)
+        drafted = accepted = 0
+        missed = False
+        while drafted < wanted and met[at] is not None:
+            place = at + drafted
+            # Behind a miss the draft goes on from a text that the survey has not seen: no distribution is known.
+            row = None if missed else output[place].row
+            missed = missed or not met[place]
+            accepted += not missed
+            drafted += 1
+            if rule.looks_at_drafts and row is not None and not rule.proceed(row):
+                break
+        step = costs.step(min(drafted, len(costs.verify) - 1), accepted)
+        rule.observe(step)
+        yield step
+        at += accepted + 1
 
 
 def acceptance_length(acceptance_by_position: Sequence[float], k: int) -> float:

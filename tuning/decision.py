@@ -9,6 +9,8 @@ import numpy as np
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.configuration import PLAIN, Configuration
 
+#: How far predictions are thought to stray from each other before that was seen; the more were tried, the less.
+STRAY = 0.05
 #: A configuration that could win by less is not worth another trial.
 WORTHWHILE = 0.02
 DRAWS = 2000
@@ -63,11 +65,35 @@ def relative_interval(better: Sequence[Sample], simpler: Sequence[Sample], seed:
     return bootstrap(len(shared), lambda drawn: ratio(tables[0][drawn]) / ratio(tables[1][drawn]), seed)
 
 
+def shared_speedups(measured: Mapping[Configuration, Sequence[Sample]]) -> dict[Configuration, float]:
+    """Speed-up of each speculative configuration over the prompts that all of them decoded, so that they compare."""
+    measured = {c: s for c, s in measured.items() if not c.plain and s}
+    if not measured:
+        return {}
+    shared = set.intersection(*({s.prompt for s in samples} for samples in measured.values()))
+    return {c: speedup([s for s in samples if s.prompt in shared]) for c, samples in measured.items()}
+
+
+def unsettled(measured: Mapping[Configuration, Sequence[Sample]]) -> list[Configuration]:
+    """The configurations that further prompts could tell apart: the best one, when a gain that is worth having is still
+    inside the noise, and the simpler one that is chosen in its place.
+    """
+    speedups, answer = shared_speedups(measured), decide(measured)
+    if answer is None:
+        return []
+    best = max(speedups, key=speedups.get)
+    chosen = answer.configuration
+    lead = speedup(measured[best]) if chosen.plain else speedups[best] / speedups[chosen]
+    if chosen == best or lead < 1.0 + WORTHWHILE:
+        return []
+    return [best] if chosen.plain else [best, chosen]
+
+
 def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
     """The best measured configuration; if its lead over a simpler one is inside the noise, that one. None without any
     measurement of speculation.
     """
-    speedups = {c: speedup(s) for c, s in measured.items() if not c.plain and s}
+    speedups = shared_speedups(measured)
     if not speedups:
         return None
     best = max(speedups, key=speedups.get)
@@ -101,7 +127,8 @@ def corrected(
 ) -> tuple[dict[Configuration, float], float]:
     """Predictions of the untried configurations, corrected by how the tried ones came out, and the scatter of those.
 
-    The median ratio of measured to predicted of the same draft, or of all if none of it was tried.
+    The median ratio of measured to predicted of the same draft, or of all if none of it was tried. The scatter is what
+    was seen, and at least ``STRAY / sqrt(tried)``: one or two trials that agree prove little.
     """
     ratios = {c: measured[c] / predicted[c] for c in measured if predicted.get(c)}
     untried = {}
@@ -111,4 +138,4 @@ def corrected(
             untried[c] = value * float(np.median(same)) if same else value
     every = list(ratios.values())
     scatter = float(np.max(np.abs(np.array(every) / np.median(every) - 1))) if every else 0.0
-    return untried, scatter
+    return untried, max(scatter, STRAY / max(1, len(every)) ** 0.5)

@@ -18,7 +18,7 @@ from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
 from hybridspec.tuning.torch_backend import TorchBackend
-from hybridspec.tuning.workloads import WorkloadSource, find_workloads
+from hybridspec.tuning.workloads import WorkloadSource, choose_prompts, find_workloads
 
 #: What the embedded target is tuned with when nothing is named.
 EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "prompt-lookup")
@@ -26,7 +26,7 @@ LENGTHS = ("expected-gain", "svip")
 #: Engines and servers take minutes where the runner takes seconds: fewer trials, and no limit unless one is set.
 ENGINE_TRIALS = 3
 
-SETTINGS = ("prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
+SETTINGS = ("prompts", "more_prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
 #: Fields that a configuration and a request, or its settings, have under one name.
 SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device")
 
@@ -106,9 +106,13 @@ class Tuning:
         models += [self.target.rollback, request.dtype, request.device]
         self.studies = []
         for workload in workloads:
-            prompts = encode_workload(
-                self.target, workload, settings.prompts, settings.max_new_tokens, settings.longest
+            # A workload that says how many prompts means just these.
+            reserve = settings.reserve if workload.count is None else 0
+            drawn = encode_workload(
+                self.target, workload, settings.prompts + reserve, settings.max_new_tokens, settings.longest
             )
+            prompts = choose_prompts(drawn, settings.prompts) if reserve else drawn
+            more_prompts = [p for p in drawn if p not in prompts]
             own = {name: v for name in ("max_new_tokens", "temperature") if (v := getattr(workload, name)) is not None}
             each = replace(settings, prompts=len(prompts), **own)
             if request.segments and not bench.texts:
@@ -116,13 +120,15 @@ class Tuning:
             backend = TorchBackend(
                 bench,
                 prompts,
+                more_prompts=more_prompts,
                 longest=each.longest,
                 max_new_tokens=each.max_new_tokens,
                 repeats=each.repeats,
                 sampling=each.sampling,
                 seed=each.seed,
             )
-            identity = [models, request.threads, request.lengths, request.segments, [(p.id, p.tokens) for p in prompts]]
+            texts = [(p.id, p.tokens) for p in backend.prompts]
+            identity = [models, request.threads, request.lengths, request.segments, texts]
             self.studies.append(WorkloadStudy(workload.name, backend, space, each, storage, identity))
 
     def _draft_identity(self, spec: str) -> str:

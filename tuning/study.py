@@ -22,9 +22,22 @@ from hybridspec.errors import InputError
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.decision import WORTHWHILE, Answer, corrected, decide, ratio, samples_table
+from hybridspec.tuning.decision import (
+    WORTHWHILE,
+    Answer,
+    corrected,
+    decide,
+    ratio,
+    samples_table,
+    shared_speedups,
+    unsettled,
+)
 from hybridspec.tuning.measurement import Measurement, measurement_of
 from hybridspec.tuning.storage import HINT, WORKER, close_abandoned, this_worker
+
+#: Attribute of a trial on the further prompts.
+MORE = "more"
+OPEN_OR_DONE = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 
 
 @dataclass(frozen=True)
@@ -33,15 +46,18 @@ class Settings:
 
     Attributes:
         longest: largest K.
+        more_prompts: further prompts for an answer that ``prompts`` leave inside the noise; None: as many again.
         trials, seconds: budgets per workload, the survey not counted; the first two trials run whatever they take.
+            Trials are configurations: the further prompts of one do not count as another.
         keep_going: measure until the budgets are used up, even when no untried configuration can win.
     """
 
     longest: int = 8
     prompts: int = 3
+    more_prompts: int | None = None
     max_new_tokens: int = 48
     trials: int = 6
-    seconds: float | None = 15.0
+    seconds: float | None = 30.0
     repeats: int = 1
     temperature: float = 0.0
     top_k: int | None = None
@@ -53,6 +69,12 @@ class Settings:
         for name, least in (("longest", 1), ("prompts", 1), ("max_new_tokens", 2), ("trials", 1), ("repeats", 1)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.reserve < 0:
+            raise InputError(f"more_prompts must be at least 0, not {self.more_prompts}")
+
+    @property
+    def reserve(self) -> int:
+        return self.prompts if self.more_prompts is None else self.more_prompts
 
     @property
     def sampling(self) -> Sampling:
@@ -165,11 +187,15 @@ class WorkloadStudy:
                 begun, here = time.monotonic(), 0
                 while True:
                     result = self.result()
-                    stopped = self._stopped(result, time.monotonic() - begun, here)
-                    if stopped is not None:
+                    elapsed = time.monotonic() - begun
+                    stopped = self._stopped(result, elapsed, here)
+                    if stopped is None:
+                        self._trial(result, self._claim(result), progress)
+                    elif not self._out_of_time(elapsed, here) and (claimed := self._claim_more(result)):
+                        self._trial(result, claimed, progress)
+                    else:
                         self.study.set_user_attr("stopped", stopped)
                         break
-                    self._trial(result, progress)
                     here += 1
         return self.result()
 
@@ -178,9 +204,9 @@ class WorkloadStudy:
         samples, pruned = {}, []
         for trial in self._trials(TrialState.COMPLETE, TrialState.PRUNED):
             configuration = _configuration(trial)
-            samples[configuration] = [
+            samples.setdefault(configuration, []).extend(
                 Sample(**{**s, "steps": tuple(map(tuple, s["steps"]))}) for s in trial.user_attrs["samples"]
-            ]
+            )
             if trial.state == TrialState.PRUNED:
                 pruned.append(configuration)
         stored = self.study.user_attrs.get("survey")
@@ -201,16 +227,20 @@ class WorkloadStudy:
             return "every configuration was measured"
         if len(tried) > self.settings.trials:
             return f"the limit of {self.settings.trials} trials"
-        limit = self.settings.seconds
-        if here >= 2 and limit is not None and elapsed * (here + 1) / here > limit:
-            return f"the time limit of {limit:.0f} s"
+        if self._out_of_time(elapsed, here):
+            return f"the time limit of {self.settings.seconds:.0f} s"
         if done and not self.settings.keep_going:
-            best = max([1.0, *(m.speedup for m in result.measurements.values())])
+            best = max([1.0, *shared_speedups(result.samples).values()])
             values, scatter = self._values(result)
             bound = max(values[c] for c in untried) * (1 + scatter)
             if bound <= best * (1 + WORTHWHILE):
                 return f"no untried configuration can win by more than {WORTHWHILE:.0%}"
         return None
+
+    def _out_of_time(self, elapsed: float, here: int) -> bool:
+        """Whether another trial like the ``here`` so far would end behind the limit."""
+        limit = self.settings.seconds
+        return here >= 2 and limit is not None and elapsed * (here + 1) / here > limit
 
     def _values(self, result: WorkloadResult) -> tuple[dict[Configuration, float], float]:
         """Expected speed-up of every untried configuration; one without a prediction is as good as its uncut twin."""
@@ -218,30 +248,30 @@ class WorkloadStudy:
         for c in self.space:
             if c not in predicted:
                 predicted[c] = predicted.get(dataclasses.replace(c, segments=False), 1.0)
-        return corrected(predicted, {c: m.speedup for c, m in result.measurements.items()})
+        return corrected(predicted, shared_speedups(result.samples))
 
-    def _trial(self, result: WorkloadResult, progress: Progress) -> None:
-        claimed = self._claim(result)
+    def _trial(self, result: WorkloadResult, claimed: tuple[Trial, Configuration] | None, progress: Progress) -> None:
         if claimed is None:
             # Another worker has the last of them.
             time.sleep(0.2)
             return
         trial, configuration = claimed
-        best = max([1.0, *(m.speedup for m in result.measurements.values())])
+        more = trial.user_attrs.get(MORE, False)
+        best = max([1.0, *shared_speedups(result.samples).values()])
         done = len(result.samples) + len(result.pruned)
         seen: list[Sample] = []
-        count = self.settings.prompts * self.settings.repeats
+        count = (self.backend.more if more else self.settings.prompts) * self.settings.repeats
 
         def on_sample(index: int, sample: Sample) -> None:
             seen.append(sample)
             share = (done + (index + 1) / count) / max(self.settings.trials, done + 1)
             progress(f"{configuration.label}, run {index + 1} of {count}", min(1.0, share))
             trial.report(float(ratio(samples_table(seen))), index)
-            if hopeless(seen, best, count):
+            if not more and hopeless(seen, best, count):
                 raise Pruned
 
         try:
-            samples = self.backend.measure(configuration, on_sample)
+            samples = self.backend.measure(configuration, on_sample, more)
         except Pruned:
             trial.set_user_attr("samples", [dataclasses.asdict(s) for s in seen])
             self.study.tell(trial, state=TrialState.PRUNED)
@@ -257,20 +287,32 @@ class WorkloadStudy:
         values, _ = self._values(result)
         taken = {*result.samples, *result.pruned, PLAIN, *self._running()}
         order = sorted((c for c in self.space if c not in taken), key=lambda c: -values[c])
-        for configuration in order:
-            self.study.enqueue_trial({"configuration": self.space.index(configuration)})
+        return self._first_free(order)
+
+    def _claim_more(self, result: WorkloadResult) -> tuple[Trial, Configuration] | None:
+        """Likewise, for the further prompts of a configuration that they may settle."""
+        if not self.backend.more:
+            return None
+        measured = {_configuration(t) for t in self._trials(*OPEN_OR_DONE) if t.user_attrs.get(MORE)}
+        return self._first_free([c for c in unsettled(result.samples) if c not in measured], more=True)
+
+    def _first_free(self, order: Sequence[Configuration], more: bool = False) -> tuple[Trial, Configuration] | None:
+        """The queue is shared: what comes out of it may be what another worker has just put in."""
+        for wanted in order:
+            # From its first moment on: an unclaimed trial would count as abandoned.
+            attributes = {"configuration": dataclasses.asdict(wanted), MORE: more, WORKER: this_worker()}
+            self.study.enqueue_trial({"configuration": self.space.index(wanted)}, user_attrs=attributes)
             trial = self.study.ask()
             trial.suggest_int("configuration", 0, len(self.space) - 1)
-            trial.set_user_attr("configuration", dataclasses.asdict(configuration))
             trial.set_user_attr(WORKER, this_worker())
-            # Two workers may have chosen alike at the same moment: the earlier trial has it.
-            if any(
-                t.number < trial.number and _configuration(t) == configuration
-                for t in self._trials(TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
+            # Another worker has emptied the queue, or has an earlier trial of the same.
+            if "configuration" not in trial.user_attrs or any(
+                t.number < trial.number and _claims(t) == _claims(trial)
+                for t in self._trials(TrialState.WAITING, *OPEN_OR_DONE)
             ):
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
-            return trial, configuration
+            return trial, _configuration(trial)
         return None
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
@@ -291,7 +333,11 @@ def hopeless(samples: Sequence[Sample], best: float, count: int) -> bool:
     return max(float(ratio(row[None])) for row in table) < 0.9 * best
 
 
-def _configuration(trial: FrozenTrial) -> Configuration:
+def _claims(trial: Trial | FrozenTrial) -> tuple[Configuration, bool]:
+    return _configuration(trial), trial.user_attrs.get(MORE, False)
+
+
+def _configuration(trial: Trial | FrozenTrial) -> Configuration:
     return Configuration(**trial.user_attrs["configuration"])
 
 

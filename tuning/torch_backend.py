@@ -15,7 +15,11 @@ from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, Run, measur
 
 
 class TorchBackend(Backend):
-    """Keeps every prompt prefilled for plain decoding and for each draft that was used, so prefill is paid once."""
+    """Keeps every prompt prefilled for plain decoding and for each draft that was used, so prefill is paid once.
+
+    Args:
+        more_prompts: for answers that ``prompts`` leave inside the noise.
+    """
 
     name = "torch"
 
@@ -24,13 +28,15 @@ class TorchBackend(Backend):
         bench: Bench,
         prompts: Sequence[EncodedPrompt],
         *,
+        more_prompts: Sequence[EncodedPrompt] = (),
         longest: int,
         max_new_tokens: int,
         repeats: int = 1,
         sampling: Sampling = Sampling(),  # noqa: B008 - frozen
         seed: int = 0,
     ) -> None:
-        self.bench, self.prompts = bench, prompts
+        self.bench, self.prompts = bench, [*prompts, *more_prompts]
+        self.more, self._first = len(more_prompts), range(len(prompts))
         self.longest, self.max_new_tokens, self.repeats = longest, max_new_tokens, repeats
         self.sampling, self.seed = sampling, seed
         self._stack = ExitStack()
@@ -60,10 +66,10 @@ class TorchBackend(Backend):
     def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
         drafts = list(dict.fromkeys(c.draft for c in configurations if not c.plain))
         looks = any(self.bench.length(c).looks_at_drafts for c in configurations)
-        parts = (1 + len(drafts)) * len(self.prompts)
+        parts = (1 + len(drafts)) * len(self._first)
         plain, runs = [], {draft: [] for draft in drafts}
-        for index in range(len(self.prompts)):
-            progress(f"survey, prompt {index + 1} of {len(self.prompts)}", (1 + len(drafts)) * index / parts)
+        for index in self._first:
+            progress(f"survey, prompt {index + 1} of {len(self._first)}", (1 + len(drafts)) * index / parts)
             plain.append(self._prompt(None, index).run(0, self.max_new_tokens))
             for draft in drafts:
                 rule = Surveying(self.longest, looks)
@@ -72,17 +78,25 @@ class TorchBackend(Backend):
         alone, verify = measure_verify(self._prompt(None, 0), self.longest)
         return survey_of(plain, runs, alone, verify, configurations, self.bench.length)
 
-    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
+    def measure(
+        self, configuration: Configuration, on_sample: Callable[[int, Sample], None], more: bool = False
+    ) -> list[Sample]:
         rule = self.bench.length(configuration)
         segments = self.bench.segments(configuration)
+        indices = range(len(self._first), len(self.prompts)) if more else self._first
+        draft = None if configuration.plain else configuration.draft
+        if rule.learns:
+            # Measured as it serves: after it has seen such texts.
+            for index in indices:
+                self._prompt(draft, index).run(rule, self.max_new_tokens, segments, configuration.verification)
         samples = []
-        for repeat in range(self.repeats):
-            for index in range(len(self.prompts)):
-                prompt = self._prompt(None if configuration.plain else configuration.draft, index)
+        for _ in range(self.repeats):
+            for index in indices:
+                prompt = self._prompt(draft, index)
                 contender = Contender(prompt, rule, segments, configuration.verification)
                 (pair,) = measure_round(self._prompt(None, index), [contender], self.max_new_tokens, self._order)
                 samples.append(sample_of(pair))
-                on_sample(repeat * len(self.prompts) + index, samples[-1])
+                on_sample(len(samples) - 1, samples[-1])
         return samples
 
 
@@ -115,16 +129,18 @@ def survey_of(
     Widths are timed on one prompt, so they count as ratios to a plain step there; times are those of the runs.
     """
     middle = statistics.median
-    target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
     ratios = [seconds / alone for seconds in verify]
+    target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
     drafts, rollback, predicted = {}, {}, {}
     costs: dict[str, Costs] = {}
     outputs: dict[str, list[list[Place]]] = {}
     for draft, pairs in runs.items():
         steps = [s for run, _ in pairs for s in run.steps]
         speculative = [s for s in steps if s.drafted]
-        count = sum(s.drafted for s in speculative)
-        draft_step = sum(s.draft_seconds for s in steps) / count if count else 0.0
+        # A draft that has nothing to say still looks for it: that time belongs to the tokens it does propose.
+        count, idle = sum(s.drafted for s in speculative), sum(s.draft_seconds for s in steps if not s.drafted)
+        each = middle(s.draft_seconds / s.drafted for s in speculative) if speculative else 0.0
+        draft_step = each + idle / count if count else 0.0
         commit = middle(s.commit_seconds for s in speculative) if speculative else 0.0
         costs[draft] = Costs(target_step, draft_step, tuple(r * target_step for r in ratios), commit)
         outputs[draft] = [places(run.steps, rows) for run, rows in pairs]

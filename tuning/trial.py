@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridspec.acceptance import Verification
+from hybridspec.audit.verdict import NEAR_TIE
 from hybridspec.decoder import Statistics, Step, check_length, continue_decoding, open_pair
 from hybridspec.drafts.base import Draft
 from hybridspec.drafts.length import DraftLength, FixedLength
@@ -138,10 +139,6 @@ def measure_round(
     return [Pair(plain.id, reference, runs[id(way)]) for way in contenders]
 
 
-#: Greedy choices whose logits lie closer than this are ties that rounding may break either way (fp32).
-TIE_MARGIN = 1e-3
-
-
 def _check_tie(prompt: PreparedPrompt, plain: list[int], speculative: list[int]) -> None:
     position = next((i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b), None)
     if position is None:
@@ -150,7 +147,8 @@ def _check_tie(prompt: PreparedPrompt, plain: list[int], speculative: list[int])
     logits = prompt.session.verify([prompt.tokens[-1], *plain[:position]])[-1]
     margin = abs(float(logits[plain[position]] - logits[speculative[position]]))
     prompt.rewind()
-    if margin > TIE_MARGIN:
+    # Rounding may break a tie either way, and a block is rounded otherwise than single tokens.
+    if margin > NEAR_TIE.get(str(logits.dtype).removeprefix("torch."), max(NEAR_TIE.values())):
         raise SessionError(
             f"prompt {prompt.id}: speculative output leaves the plain one at token {position}, "
             f"logit margin {margin:.2g}"

@@ -30,7 +30,9 @@ class VllmBackend(Backend):
         most = {draft: self._pooled(Configuration(draft, str(longest)), progress) for draft in drafts}
         return survey_of(plain, most, longest, configurations, self.load.concurrency)
 
-    def measure(self, configuration: Configuration, on_sample: Callable[[int, Sample], None]) -> list[Sample]:
+    def measure(
+        self, configuration: Configuration, on_sample: Callable[[int, Sample], None], more: bool = False
+    ) -> list[Sample]:
         # All rounds are over when the answer is there: nothing is left to prune.
         rounds = [self.runs.rounds(c, self.load, self.progress) for c in (PLAIN, configuration)]
         return paired(self.load.labels, *rounds)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hybridspec.drafts.registry import split_options
 from hybridspec.embedded import workload_files
@@ -180,7 +181,10 @@ def load_workload(path: Path, **options: object) -> Workload:
     return WorkloadSource(str(path), **options).load()
 
 
-def choose_prompts(prompts: Sequence[Prompt], count: int, seed: int | None = None) -> list[Prompt]:
+T = TypeVar("T")
+
+
+def choose_prompts(prompts: Sequence[T], count: int, seed: int | None = None) -> list[T]:
     """``count`` prompts in the order of the file: spread evenly over it, or drawn with a seed."""
     order = preference(len(prompts), count, seed)
     return [prompts[i] for i in sorted(order[:count])]

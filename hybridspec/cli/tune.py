@@ -86,6 +86,12 @@ def tune(
     ] = None,
     segments: Annotated[bool, typer.Option("--segments", help="Consider segmented verification too.")] = False,
     prompts: Annotated[int | None, typer.Option(min=1, help="Prompts per workload. Default: 3.")] = None,
+    more_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Further prompts, where an answer lies inside the noise. Default: as many as --prompts."
+        ),
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens generated per prompt. Default: 48.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Times that each trial decodes each prompt.")] = 1,
     trials: Annotated[
@@ -93,7 +99,7 @@ def tune(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="Time limit of a workload's trials; 0: none. Default: 15; vllm: none."),
+        typer.Option(min=0, help="Time limit of a workload's trials; 0: none. Default: 30; vllm: none."),
     ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Use up trials and time, even when nothing untried can win.")
@@ -145,6 +151,7 @@ def tune(
         workers=workers,
         max_k=longest,
         prompts=prompts,
+        more_prompts=more_prompts,
         max_new_tokens=max_new_tokens,
         trials=trials,
         seconds=seconds,
