@@ -1,0 +1,186 @@
+"""What ``plain`` and ``speculative`` share: the embedded pair, prompts, a contest, and what it came to."""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import command, environment
+from benchmarks.contest import HERE, PEERS, ContestPrompt, Entry, Outcome, hold, pythons
+from benchmarks.measured import row_of
+from benchmarks.tables import Grid
+from hybridspec import embedded
+from hybridspec.tuning.decision import relative_interval, speedup
+from hybridspec.tuning.workloads import choose_prompts, find_workload
+
+WORKLOADS = ("code", "json", "math", "prose")
+#: Plain decoding of ours in this environment: what all others are measured against, and must equal.
+REFERENCE = Entry("ours")
+ROOM = 1024
+
+
+def options(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    parser = command.options(name, description, example)
+    parser.add_argument(
+        "--workload", action="append", help=f"embedded one or file; repeat for several ({', '.join(WORKLOADS)})"
+    )
+    parser.add_argument("--prompts", type=command.at_least(1), default=2, help="of each workload")
+    parser.add_argument("--new-tokens", type=command.at_least(2), default=48)
+    parser.add_argument("--repeats", type=command.at_least(1), default=3)
+    parser.add_argument("--target", type=Path, default=embedded.TARGET, help="checkpoint folder")
+    parser.add_argument("--draft", type=Path, default=embedded.DRAFTS[embedded.DEFAULT_DRAFT], help="checkpoint folder")
+    parser.add_argument(
+        "--peers", type=Path, default=environment.default_folder(), help="folder of their environment (%(default)s)"
+    )
+    parser.add_argument("--without-peers", action="store_true", help="only what runs in this environment")
+    return parser
+
+
+def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict]:
+    """Holds the contest; exit status and result. Entries of the peers' environment fall away ``--without-peers``."""
+    console = command.console()
+    if chosen.smoke:
+        chosen.workload, chosen.prompts, chosen.new_tokens, chosen.repeats = ["json"], 1, 6, 1
+    chosen.workload = chosen.workload or list(WORKLOADS)
+    python = None
+    if chosen.without_peers:
+        entries = [entry for entry in entries if entry.environment != PEERS]
+    elif any(entry.environment == PEERS for entry in entries):
+        try:
+            python = environment.make(chosen.peers, say=console.print)
+        except environment.EnvironmentNotMade as error:
+            print(error, file=sys.stderr)
+            return 1, {}
+    prompts = encoded(chosen)
+    with command.recorded(chosen, console) as result:
+        outcome = hold(
+            entries,
+            prompts,
+            target=chosen.target,
+            draft=chosen.draft,
+            pythons=pythons(python),
+            repeats=chosen.repeats,
+            new_tokens=chosen.new_tokens,
+            threads=chosen.threads,
+            seed=chosen.seed,
+            say=lambda text: console.print(text, soft_wrap=True, highlight=False),
+        )
+        result |= {"rounds": len(outcome.runs.get(REFERENCE, ()))}
+        if not result["rounds"]:
+            reason = outcome.failed.get(REFERENCE, "interrupted before the first round was done")
+            print(f"nothing was measured: {reason}", file=sys.stderr)
+            sys.exit(1)
+        result |= report(outcome)
+    return 0, result
+
+
+def encoded(chosen: argparse.Namespace) -> list[ContestPrompt]:
+    """The prompts as the target's token ids, those that leave no room in the static caches left out."""
+    from hybridspec.runner import TargetRunner
+    from hybridspec.tuning.encoding import encode_prompt
+
+    runner = TargetRunner.from_pretrained(chosen.target)
+    found = []
+    for name in chosen.workload:
+        fitting = [
+            ContestPrompt(f"{name}/{prompt.id}", name, tuple(tokens))
+            for prompt in find_workload(name).prompts
+            if len(tokens := encode_prompt(runner, prompt)) + chosen.new_tokens <= ROOM
+        ]
+        found += choose_prompts(fitting, chosen.prompts)
+    if not found:
+        print(f"no prompt of {', '.join(chosen.workload)} is short enough for {ROOM} tokens", file=sys.stderr)
+        sys.exit(1)
+    return found
+
+
+def report(outcome: Outcome) -> dict:
+    reference = outcome.runs[REFERENCE]
+    ways = {}
+    for entry, runs in outcome.runs.items():
+        samples = outcome.samples(entry, REFERENCE)
+        if not samples:
+            continue
+        ways[entry.label] = {
+            "way": entry.way,
+            "environment": entry.environment,
+            "k": entry.k,
+            **row_of(samples),
+            "median_prefill_seconds": statistics.median(run.prefill_seconds for _, run in runs),
+            "warm_up_seconds": outcome.warm_up_seconds[entry],
+            "outputs_that_differ": sum(
+                run.tokens != plain.tokens for (_, run), (_, plain) in zip(runs, reference, strict=True)
+            ),
+            "speedup_by_workload": {
+                name: speedup([s for s in samples if s.prompt.startswith(f"{name}/")])
+                for name in dict.fromkeys(prompt.workload for prompt, _ in reference)
+            },
+        }
+    return {
+        "prompts": {prompt.id: len(prompt.tokens) for prompt, _ in reference},
+        "versions": outcome.versions,
+        "ways": ways,
+        "failed": {entry.label: error for entry, error in outcome.failed.items()},
+        "interrupted": outcome.interrupted,
+        "ratios": ratios(outcome),
+    }
+
+
+def ratios(outcome: Outcome) -> dict[str, dict]:
+    """Tokens per second of ours over each way, where the same kind of thing is compared: plain with plain, every
+    speculative way at its own best K with ours at its best, and at the same K.
+    """
+    samples = {entry: outcome.samples(entry, REFERENCE) for entry in outcome.runs}
+    best = {}
+    for entry in samples:
+        if entry.k and samples[entry]:
+            key = (entry.way, entry.environment)
+            best[key] = max(best.get(key, entry), entry, key=lambda e: speedup(samples[e]))
+    found = {}
+
+    def compare(name: str, ours: Entry, theirs: Entry) -> None:
+        found[name] = {
+            "ours": ours.label,
+            "theirs": theirs.label,
+            "ratio": speedup(samples[ours]) / speedup(samples[theirs]),
+            "interval_90": relative_interval(samples[ours], samples[theirs]),
+        }
+
+    for entry in samples:
+        if not entry.k and entry != REFERENCE:
+            compare(entry.label, REFERENCE, entry)
+    champion = best.get(("ours", REFERENCE.environment))
+    for (way, place), entry in best.items():
+        if champion and entry != champion:
+            compare(f"{Entry(way, 0, place).label}, each at its best K", champion, entry)
+    for entry in samples:
+        same = Entry("ours", entry.k, REFERENCE.environment)
+        if entry.k and entry != same and same in samples:
+            compare(entry.label, same, entry)
+    return found
+
+
+def conditions(result: dict) -> str:
+    settings = result["settings"]
+    return (
+        f"{len(result['prompts'])} prompts ({', '.join(settings['workload'])}), {settings['new_tokens']} tokens, "
+        f"{settings['repeats']} rounds, {settings['threads']} thread(s)"
+    )
+
+
+def notes(result: dict) -> list[str]:
+    """Versions, and what did not run."""
+    places = {HERE: "Here", PEERS: "Peers' environment"}
+    found = [
+        f"{places[place]}: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."
+        for place, versions in result["versions"].items()
+    ]
+    found += [f"Did not run: {label} ({error})." for label, error in result["failed"].items()]
+    return found + (["Interrupted."] if result["interrupted"] else [])
+
+
+def workloads_grid(result: dict, labels: Sequence[str]) -> Grid:
+    names = result["settings"]["workload"]
+    rows = [[label, *(f"{result['ways'][label]['speedup_by_workload'][n]:.2f}" for n in names)] for label in labels]
+    return Grid("Speed-up over our plain decoding, by workload", ("", *names), rows)
