@@ -10,6 +10,7 @@ from benchmarks import command, environment
 from benchmarks.contest import HERE, PEERS, ContestPrompt, Entry, Outcome, hold, pythons
 from benchmarks.measured import row_of
 from benchmarks.tables import Grid
+from benchmarks.ways import WAYS
 from hybridspec import embedded
 from hybridspec.tuning.decision import relative_interval, speedup
 from hybridspec.tuning.workloads import choose_prompts, find_workload
@@ -24,6 +25,9 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
     parser = command.options(name, description, example)
     parser.add_argument(
         "--workload", action="append", help=f"embedded one or file; repeat for several ({', '.join(WORKLOADS)})"
+    )
+    parser.add_argument(
+        "--way", action="append", choices=list(WAYS), help="only these, beside our plain decoding; repeat for several"
     )
     parser.add_argument("--prompts", type=command.at_least(1), default=2, help="of each workload")
     parser.add_argument("--new-tokens", type=command.at_least(2), default=48)
@@ -43,6 +47,7 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict
     if chosen.smoke:
         chosen.workload, chosen.prompts, chosen.new_tokens, chosen.repeats = ["json"], 1, 6, 1
     chosen.workload = chosen.workload or list(WORKLOADS)
+    entries = [e for e in entries if e == REFERENCE or not chosen.way or e.way in chosen.way]
     python = None
     if chosen.without_peers:
         entries = [entry for entry in entries if entry.environment != PEERS]

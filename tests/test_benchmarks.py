@@ -13,7 +13,7 @@ from benchmarks.__main__ import COMMANDS, main
 from benchmarks.contest import PEERS, ContestPrompt, Entry, Outcome, Worker, WorkerFailed
 from benchmarks.naive import Naive
 from benchmarks.tables import Grid
-from benchmarks.ways import Decoded, Loop, Ours, StaticGenerate
+from benchmarks.ways import Decoded, Loop, Ours, StaticGenerate, way_class
 from hybridspec import embedded
 from hybridspec.tuning.workloads import find_workload
 
@@ -97,7 +97,29 @@ def test_a_stop_token_ends_the_naive_way(prompt: list[int], monkeypatch: pytest.
     assert naive.decode(prompt, 12, 3).tokens == tokens[: tokens.index(stop) + 1]
 
 
-def test_speculative_smoke_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+class HereWorker:
+    """Stands in for a process of its own, which takes seconds to start."""
+
+    def __init__(self, python: str, way: str, target: Path, draft: Path, threads: int) -> None:
+        self.way = way_class(way)(target, draft)
+
+    def __enter__(self) -> "HereWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def versions(self) -> dict[str, str]:
+        return {"torch": "here"}
+
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+        return self.way.decode(list(prompt), new_tokens, k)
+
+
+def test_speculative_smoke_and_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(contest, "Worker", HereWorker)
     assert main(["speculative", "--smoke", "--without-peers", "--k", "2", "--json", str(tmp_path / "s.json")]) == 0
     result = json.loads((tmp_path / "s.json").read_text())
     assert list(result["ways"]) == ["ours", "generate", "ours, K = 2", "naive, K = 2"]

@@ -24,7 +24,9 @@ def test_rules_are_measured_against_the_best_fixed_length(tmp_path: Path) -> Non
         for way in ways.values():
             low, high = way["cpu"]["interval_90"]
             assert 0 < low <= way["cpu"]["speedup"] <= high
-            assert way["cpu"]["ratio_to_best_fixed"] == pytest.approx(way["cpu"]["speedup"] / best["cpu"]["speedup"])
+            assert way["cpu"]["ratio_to_best_fixed"] == pytest.approx(
+                way["cpu"]["speedup"] / best["cpu"]["speedup"], rel=1e-4
+            )
         assert ways["0"]["drafted_per_step"] == 0 and ways["2"]["drafted_per_step"] > 1
 
 
