@@ -1,9 +1,10 @@
 """Speculative decoding of the embedded pair: ours, the economize package, the naive way; the same prompts and draft.
 
-economize keeps a snapshot of the recurrent states and runs accepted tokens again after a rejection. The naive way is
-benchmarks/naive.py: a deep copy of the cache before each block, and the same second pass. Ours runs in the peers'
-environment, too, at the last K, so that a difference of versions shows. Every way runs in a process of its own; they take turns on
-each prompt. Tokens per second leave the prefill out. Outputs must equal plain greedy decoding token for token.
+economize keeps a snapshot of the target's recurrent states and runs accepted tokens again after a rejection. The naive
+way is benchmarks/naive.py: a deep copy of the cache before each block, and the same second pass. Ours runs in the
+peers' environment, too, at the last K, so that a difference of versions shows. Every way runs in a process of its own;
+they take turns on each prompt. Tokens per second leave the prefill out. Outputs must equal plain greedy decoding token
+for token.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from benchmarks.tables import Grid, share, spread
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = side_by_side.options("speculative", __doc__, "--workload json --prompts 2 --k 4 --save")
-    parser.add_argument("--k", type=command.at_least(1), nargs="+", default=[1, 2, 4, 6], help="draft lengths")
+    parser.add_argument("--k", type=command.at_least(1), nargs="+", default=[1, 2, 4], help="draft lengths")
     chosen = parser.parse_args(arguments)
     lengths = chosen.k[:1] if chosen.smoke else chosen.k
     here = side_by_side.REFERENCE.environment
