@@ -8,6 +8,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from hybridspec.errors import HybridspecError
+
 COMMANDS = {
     "plain": "plain decoding of the embedded target: ours, transformers' generate, static cache, compiled step",
     "speculative": "speculative decoding of the embedded pair: ours, the economize package, deep copy and re-forward",
@@ -40,7 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{overview()}\n\n{wrong}{f'; did you mean {close[0]}?' if close else ''}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"benchmarks.{arguments[0].replace('-', '_')}")
-    return module.main(arguments[1:]) or 0
+    try:
+        return module.main(arguments[1:]) or 0
+    except HybridspecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted before anything was measured", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.machine import load_average, machine
+from benchmarks.machine import ROOT, load_average, machine
 from benchmarks.tables import Grid
 from hybridspec.cli.consoles import table_console
 
@@ -60,9 +60,9 @@ def recorded(options: argparse.Namespace, console: Console) -> Iterator[dict]:
         "benchmark": options.benchmark,
         "machine": machine(options.threads),
         "settings": {
-            key: str(value) if isinstance(value, Path) else value
+            key: place(value) if isinstance(value, Path) else value
             for key, value in vars(options).items()
-            if key not in ("benchmark", "saved_as", "json", "save")
+            if key not in ("benchmark", "saved_as", "json", "save", "peers")
         },
         "load_average_at_start": load_average(),
     }
@@ -80,6 +80,12 @@ def recorded(options: argparse.Namespace, console: Console) -> Iterator[dict]:
         console.print(f"written: {path}")
     loads = (number if number is None else round(number, 1) for number in map(result.get, LOADS))
     console.print("load average {} at the start, {} at the end".format(*loads))
+
+
+def place(path: Path) -> str:
+    """A path without what it says about this machine: below the repository, or its last part."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 LOADS = ("load_average_at_start", "load_average_at_end")

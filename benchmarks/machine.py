@@ -23,7 +23,7 @@ def machine(threads: int) -> dict:
         "cores": os.cpu_count(),
         "cores_of_this_process": allowed,
         "threads": threads,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **versions(PACKAGES),
         "commit": commit(),

@@ -9,9 +9,10 @@ from pathlib import Path
 from benchmarks import command, environment
 from benchmarks.contest import HERE, PEERS, ContestPrompt, Entry, Outcome, hold, pythons
 from benchmarks.measured import row_of
-from benchmarks.tables import Grid
+from benchmarks.tables import Grid, number
 from benchmarks.ways import WAYS
 from hybridspec import embedded
+from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.decision import relative_interval, speedup
 from hybridspec.tuning.workloads import choose_prompts, find_workload
 
@@ -117,10 +118,7 @@ def report(outcome: Outcome) -> dict:
             "outputs_that_differ": sum(
                 run.tokens != plain.tokens for (_, run), (_, plain) in zip(runs, reference, strict=True)
             ),
-            "speedup_by_workload": {
-                name: speedup([s for s in samples if s.prompt.startswith(f"{name}/")])
-                for name in dict.fromkeys(prompt.workload for prompt, _ in reference)
-            },
+            "speedup_by_workload": {name: speedup(of_name) for name, of_name in by_workload(samples).items()},
         }
     return {
         "prompts": {prompt.id: len(prompt.tokens) for prompt, _ in reference},
@@ -130,6 +128,13 @@ def report(outcome: Outcome) -> dict:
         "interrupted": outcome.interrupted,
         "ratios": ratios(outcome),
     }
+
+
+def by_workload(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.prompt.rpartition("/")[0], []).append(sample)
+    return found
 
 
 def ratios(outcome: Outcome) -> dict[str, dict]:
@@ -187,5 +192,6 @@ def notes(result: dict) -> list[str]:
 
 def workloads_grid(result: dict, labels: Sequence[str]) -> Grid:
     names = result["settings"]["workload"]
-    rows = [[label, *(f"{result['ways'][label]['speedup_by_workload'][n]:.2f}" for n in names)] for label in labels]
+    speedups = {label: result["ways"][label]["speedup_by_workload"] for label in labels}
+    rows = [[label, *(number(speedups[label].get(name)) for name in names)] for label in labels]
     return Grid("Speed-up over our plain decoding, by workload", ("", *names), rows)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import contest, environment, growth, side_by_side, speculative, table
+from benchmarks import command, contest, environment, growth, side_by_side, speculative, table
 from benchmarks.__main__ import COMMANDS, main
 from benchmarks.contest import PEERS, ContestPrompt, Entry, Outcome, Worker, WorkerFailed
 from benchmarks.naive import Naive
@@ -68,6 +68,16 @@ def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.Captur
         main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["plain", "--without-peers", "--target", str(tmp_path / "none")]) == 2
+    assert "none: no such folder" in capsys.readouterr().err
+
+
+def test_settings_tell_no_path_of_this_machine(tmp_path: Path) -> None:
+    assert command.place(embedded.TARGET) == "hybridspec/embedded/target"
+    assert command.place(tmp_path / "model") == "model"
 
 
 @pytest.mark.parametrize("k", [1, 4])
