@@ -103,8 +103,8 @@ class Generate(Way):
 
     options: dict[str, object] = {}
 
-    def __init__(self, target: Path | Model, draft: Path | None = None) -> None:
-        self.model = target if isinstance(target, Model) else Model(target)
+    def __init__(self, target: Path, draft: Path | None = None) -> None:
+        self.model = Model(target)
 
     def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
         import torch
