@@ -190,7 +190,9 @@ def hold(
                     workers[entry.environment, entry.way].decode(prompts[0].tokens, min(8, new_tokens), entry.k)
                 except WorkerFailed as error:
                     leave([entry], error)
+                    continue
                 outcome.warm_up_seconds[entry] = time.perf_counter() - begun
+                say(f"warmed up in {outcome.warm_up_seconds[entry]:.1f} s: {entry.label}")
             rounds = [(repeat, prompt) for repeat in range(repeats) for prompt in prompts]
             for number, (_, prompt) in enumerate(rounds):
                 say(f"round {number + 1} of {len(rounds)}: {prompt.id}")

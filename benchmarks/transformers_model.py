@@ -36,6 +36,11 @@ class Model:
         return StaticCache(config=self.model.config, max_cache_len=length)
 
     @torch.inference_mode()
+    def reset(self, cache: StaticCache) -> None:
+        """Empties a cache that was filled by calls of this object: outside of inference mode torch refuses that."""
+        cache.reset()
+
+    @torch.inference_mode()
     def __call__(
         self,
         tokens: Sequence[int],

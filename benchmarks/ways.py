@@ -183,7 +183,7 @@ class CompiledLoop(Loop):
         self.compiled = torch.compile(self.model.model.forward, dynamic=False)
 
     def cache(self) -> object:
-        self.kept.reset()
+        self.model.reset(self.kept)
         return self.kept
 
     def step(self, token: int, cache: object, position: int) -> int:
