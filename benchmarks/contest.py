@@ -28,6 +28,11 @@ class Entry:
     environment: str = HERE
 
     @property
+    def ours(self) -> bool:
+        """One of hybridspec's, in the environment that is measured."""
+        return self.environment == HERE and self.way.split(",")[0] == "ours"
+
+    @property
     def label(self) -> str:
         place = "" if self.environment == HERE else " (peers' environment)"
         return f"{self.way}{place}" + (f", K = {self.k}" if self.k else "")

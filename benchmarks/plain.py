@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def tables(result: dict) -> list[Grid]:
     grid = Grid(
         "Plain decoding of the embedded target: " + side_by_side.conditions(result),
-        ("", *HEADINGS[:4], "ours / this (90 %)", "outputs that differ"),
+        ("", *HEADINGS[:4], "best of ours / this (90 %)", "outputs that differ"),
         notes=side_by_side.notes(result),
     )
     for label, row in result["ways"].items():

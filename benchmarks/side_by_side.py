@@ -138,36 +138,39 @@ def by_workload(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def ratios(outcome: Outcome) -> dict[str, dict]:
-    """Tokens per second of ours over each way, where the same kind of thing is compared: plain with plain, every
-    speculative way at its own best K with ours at its best, and at the same K.
+    """Tokens per second of ours over each way, where the same kind of thing is compared: the best plain decoding of
+    ours with every other one, every speculative way at its own best K with ours at its best, and at the same K.
     """
-    samples = {entry: outcome.samples(entry, REFERENCE) for entry in outcome.runs}
-    best = {}
+    samples = {entry: found for entry in outcome.runs if (found := outcome.samples(entry, REFERENCE))}
+    speed = {entry: speedup(found) for entry, found in samples.items()}
+    best: dict[tuple[str, str], Entry] = {}
     for entry in samples:
-        if entry.k and samples[entry]:
+        if entry.k:
             key = (entry.way, entry.environment)
-            best[key] = max(best.get(key, entry), entry, key=lambda e: speedup(samples[e]))
+            best[key] = max(best.get(key, entry), entry, key=speed.get)
     found = {}
 
-    def compare(name: str, ours: Entry, theirs: Entry) -> None:
+    def compare(name: str, ours: Entry | None, theirs: Entry) -> None:
+        if ours is None or ours == theirs:
+            return
         found[name] = {
             "ours": ours.label,
             "theirs": theirs.label,
-            "ratio": speedup(samples[ours]) / speedup(samples[theirs]),
+            "ratio": speed[ours] / speed[theirs],
             "interval_90": relative_interval(samples[ours], samples[theirs]),
         }
 
+    plain = max((entry for entry in samples if entry.ours and not entry.k), key=speed.get)
+    champion = max((entry for entry in best.values() if entry.ours), key=speed.get, default=None)
     for entry in samples:
-        if not entry.k and entry != REFERENCE:
-            compare(entry.label, REFERENCE, entry)
-    champion = best.get(("ours", REFERENCE.environment))
+        if not entry.k:
+            compare(entry.label, plain, entry)
     for (way, place), entry in best.items():
-        if champion and entry != champion:
-            compare(f"{Entry(way, 0, place).label}, each at its best K", champion, entry)
+        compare(f"{Entry(way, 0, place).label}, each at its best K", champion, entry)
     for entry in samples:
-        same = Entry("ours", entry.k, REFERENCE.environment)
-        if entry.k and entry != same and same in samples:
-            compare(entry.label, same, entry)
+        if entry.k:
+            same = Entry(champion.way, entry.k, champion.environment) if champion else None
+            compare(entry.label, same if same in samples else None, entry)
     return found
 
 
