@@ -13,6 +13,7 @@ from benchmarks.tables import Grid, spread
 
 ENTRIES = (
     side_by_side.REFERENCE,
+    Entry("ours, compiled"),
     Entry("generate"),
     Entry("generate, static cache"),
     Entry("generate, static cache, compiled"),
@@ -26,11 +27,8 @@ ENTRIES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = side_by_side.options("plain", __doc__, "--workload json --prompts 2 --save")
-    parser.add_argument("--without-compiling", action="store_true", help="leave out what takes minutes to compile")
     chosen = parser.parse_args(arguments)
-    chosen.without_compiling |= chosen.smoke
-    entries = [e for e in ENTRIES if not (chosen.without_compiling and "compiled" in e.way)]
-    status, result = side_by_side.run(chosen, entries)
+    status, result = side_by_side.run(chosen, ENTRIES)
     if result:
         command.show(command.console(), tables(result))
     return status

@@ -38,6 +38,7 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
     parser.add_argument(
         "--peers", type=Path, default=environment.default_folder(), help="folder of their environment (%(default)s)"
     )
+    parser.add_argument("--without-compiling", action="store_true", help="leave out what takes minutes to compile")
     parser.add_argument("--without-peers", action="store_true", help="only what runs in this environment")
     return parser
 
@@ -47,7 +48,10 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict
     console = command.console()
     if chosen.smoke:
         chosen.workload, chosen.prompts, chosen.new_tokens, chosen.repeats = ["json"], 1, 6, 1
+        chosen.without_compiling = True
     chosen.workload = chosen.workload or list(WORKLOADS)
+    if chosen.without_compiling:
+        entries = [entry for entry in entries if "compiled" not in entry.way]
     entries = [e for e in entries if e == REFERENCE or not chosen.way or e.way in chosen.way]
     python = None
     if chosen.without_peers:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Entry("economize", 0, PEERS),
         *(
             Entry(way, k, place)
-            for way, place in (("ours", here), ("economize", PEERS), ("naive", here))
+            for way, place in (("ours", here), ("ours, compiled", here), ("economize", PEERS), ("naive", here))
             for k in lengths
         ),
         Entry("ours", lengths[-1], PEERS),

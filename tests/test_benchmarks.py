@@ -14,7 +14,7 @@ from benchmarks.__main__ import COMMANDS, main
 from benchmarks.contest import PEERS, ContestPrompt, Entry, Outcome, Worker, WorkerFailed
 from benchmarks.naive import Naive
 from benchmarks.tables import Grid
-from benchmarks.ways import CompiledGenerate, CompiledLoop, Decoded, Loop, Ours, StaticGenerate, way_class
+from benchmarks.ways import CompiledGenerate, CompiledLoop, CompiledOurs, Decoded, Loop, Ours, StaticGenerate, way_class
 from hybridspec import embedded
 from hybridspec.tuning.workloads import find_workload
 
@@ -104,6 +104,17 @@ def test_transformers_ways_decode_what_ours_does_more_than_once(
     assert found.tokens == ours.decode(prompt, 8, 0).tokens
     assert found.counted == 7
     assert found.seconds > 0 and found.prefill_seconds > 0
+
+
+def test_every_block_length_is_compiled_before_the_clock_runs(
+    ours: Ours, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without compiling, which takes minutes: what has been fed by then is what counts."""
+    monkeypatch.setattr(CompiledOurs, "options", {})
+    way = CompiledOurs(embedded.TARGET, DRAFT)
+    assert way.decode(prompt, 8, 2).tokens == ours.decode(prompt, 8, 2).tokens
+    target, draft = way.target, way.draft.runner
+    assert way.warm == {(target, 1), (target, 2), (target, 3), (draft, 1), (draft, 2)}
 
 
 def test_a_stop_token_ends_the_naive_way(prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
