@@ -1,7 +1,5 @@
 """Draft-length rules on a stream whose predictability changes half-way, against the best fixed K of each half.
 
-    python benchmarks/draft_length.py
-
 The stream is the prompts of one embedded workload, then those of another. A rule is made once for each repetition and
 lives through the whole stream: it has to learn in the first half and to notice the second. Each prompt is prefilled
 once; then plain decoding, every fixed K and every rule run on it in turn, in an order that rotates from prompt to
@@ -11,16 +9,15 @@ numbers flatters it a little. CPU time is the steadier clock where a machine is 
 """
 
 import argparse
-import json
-import os
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from benchmarks import command
+from benchmarks.tables import Grid, number, share, spread
 from hybridspec import embedded
 from hybridspec.drafts.length import DraftLength
 from hybridspec.drafts.registry import make_length
@@ -41,43 +38,32 @@ CLOCKS = {"cpu": "cpu_seconds", "wall": "wall_seconds"}
 Runs = dict[str, list[Run]]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    console = Console(width=None if Console().is_terminal else 120)
-    load = [os.getloadavg()[0]] if hasattr(os, "getloadavg") else []
-    console.print(f"torch {torch.__version__}, {options.threads} thread(s), load average at the start: {load}")
-    target = TargetRunner.from_pretrained(embedded.TARGET)
-    draft = SameArchitectureDraft(TargetRunner.from_pretrained(embedded.DRAFTS[options.draft]))
-    prompts = {
-        f"{half}: {name}": choose_prompts(find_workload(name).prompts, options.prompts)
-        for half, name in (("first", options.first), ("second", options.second))
-    }
-    halves = run_stream(target, draft, prompts, options, console)
-    result = {half: report(runs, [p.id for p in prompts[half]]) for half, runs in halves.items()}
-    for half, ways in result.items():
-        console.print(table(half, ways))
-    load += [os.getloadavg()[0]] if load else []
-    console.print(f"load average at the start and the end: {', '.join(f'{x:.1f}' for x in load)}")
-    if options.json:
-        settings = {key: value for key, value in vars(options).items() if key != "json"}
-        content = {"settings": settings, "torch": torch.__version__, "load_average": load, "halves": result}
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command.options("draft-length", __doc__, "--first json --second prose --rules svip expected-gain")
     parser.add_argument("--first", default="json", help="workload of the first half: an embedded one or a file")
     parser.add_argument("--second", default="prose", help="workload of the second half")
     parser.add_argument("--draft", default=embedded.DEFAULT_DRAFT, choices=list(embedded.DRAFTS))
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6], help="fixed lengths")
+    parser.add_argument("--k", type=command.at_least(1), nargs="+", default=[1, 2, 3, 4, 5, 6], help="fixed lengths")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help="for example svip:threshold=0.2,longest=8")
-    parser.add_argument("--prompts", type=int, default=6, help="of each half")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    return parser
+    parser.add_argument("--prompts", type=command.at_least(1), default=6, help="of each half")
+    parser.add_argument("--new-tokens", type=command.at_least(1), default=64)
+    parser.add_argument("--repeats", type=command.at_least(1), default=2)
+    chosen = parser.parse_args(arguments)
+    if chosen.smoke:
+        chosen.k, chosen.prompts, chosen.new_tokens, chosen.repeats = chosen.k[:1], 1, 8, 1
+    torch.set_num_threads(chosen.threads)
+    console = command.console()
+    with command.recorded(chosen, console) as result:
+        target = TargetRunner.from_pretrained(embedded.TARGET)
+        draft = SameArchitectureDraft(TargetRunner.from_pretrained(embedded.DRAFTS[chosen.draft]))
+        prompts = {
+            f"{half}: {name}": choose_prompts(find_workload(name).prompts, chosen.prompts)
+            for half, name in (("first", chosen.first), ("second", chosen.second))
+        }
+        halves = run_stream(target, draft, prompts, chosen, console)
+        result["halves"] = {half: report(runs, [p.id for p in prompts[half]]) for half, runs in halves.items()}
+    command.show(console, tables(result))
+    return 0
 
 
 def run_stream(
@@ -149,29 +135,28 @@ def paired(runs: Runs, base: str, name: str, ids: list[str]) -> list[Sample]:
     ]
 
 
-def table(half: str, ways: dict[str, dict]) -> Table:
-    best = next(name for name, way in ways.items() if way["best_fixed"])
-    differ = sum(way["outputs_that_differ"] for way in ways.values())
-    result = Table(
-        title=f"{half}; best fixed K: {best}; outputs that differ from plain decoding: {differ}", title_justify="left"
-    )
-    headings = ("", "K", "acceptance", "tau", "CPU ms/token", "CPU speed-up (90 %)", "to best, CPU (90 %)", "wall")
-    for heading in headings:
-        result.add_column(heading, justify="right" if heading else "left")
-    for name, way in ways.items():
-        cpu, rate = way["cpu"], way["acceptance_rate"]
-        result.add_row(
-            f"K = {name}" if way["fixed"] else name,
-            f"{way['drafted_per_step']:.1f}",
-            "-" if rate is None else f"{rate:.0%}",
-            f"{way['acceptance_length']:.2f}",
-            f"{cpu['median_milliseconds_per_token']:.1f}",
-            "{:.2f} ({:.2f} to {:.2f})".format(cpu["speedup"], *cpu["interval_90"]),
-            "{:.3f} ({:.3f} to {:.3f})".format(cpu["ratio_to_best_fixed"], *cpu["ratio_interval_90"]),
-            f"{way['wall']['ratio_to_best_fixed']:.3f}",
+def tables(result: dict) -> list[Grid]:
+    grids = []
+    for half, ways in result["halves"].items():
+        best = next(name for name, way in ways.items() if way["best_fixed"])
+        differ = sum(way["outputs_that_differ"] for way in ways.values())
+        grid = Grid(
+            f"{half}; best fixed K: {best}; outputs that differ from plain decoding: {differ}",
+            ("", "K", "acceptance", "tau", "CPU ms/token", "CPU speed-up (90 %)", "to best, CPU (90 %)", "wall"),
         )
-    return result
-
-
-if __name__ == "__main__":
-    main()
+        for name, way in ways.items():
+            cpu = way["cpu"]
+            grid.rows.append(
+                [
+                    f"K = {name}" if way["fixed"] else name,
+                    number(way["drafted_per_step"], 1),
+                    share(way["acceptance_rate"]),
+                    number(way["acceptance_length"]),
+                    number(cpu["median_milliseconds_per_token"], 1),
+                    spread(cpu["speedup"], cpu["interval_90"]),
+                    spread(cpu["ratio_to_best_fixed"], cpu["ratio_interval_90"], 3),
+                    number(way["wall"]["ratio_to_best_fixed"], 3),
+                ]
+            )
+        grids.append(grid)
+    return grids

@@ -1,23 +1,22 @@
-"""Plain transformers, our plain decoding and speculative decoding of the embedded pair, in one interleaved run.
-
-    python benchmarks/embedded_pair.py
+"""A sweep of K over the embedded workloads: transformers' generate, our plain and our speculative decoding.
 
 Every prompt runs each way in turn before the next prompt, prefill taken off; ratios are to our plain decoding of the
-same prompt, pooled per workload, with bootstrap intervals over prompts and repeats. Run it on a quiet machine; it
-prints the load average.
+same prompt, pooled per workload, with bootstrap intervals over prompts. Two efficiencies tell the loop's own overhead,
+measured / ideal speed-up: of the drafting and verifying that the loop clocks itself, and of bare passes that are
+clocked alone (plain step, draft pass of one token, target pass of each width, on the same prompts).
 """
 
 import argparse
-import json
-import os
-import statistics
-import time
-from pathlib import Path
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks import command
+from benchmarks.measured import HEADINGS, cells, row_of
+from benchmarks.tables import Grid, number, share
+from benchmarks.ways import Generate
 from hybridspec import embedded
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runner import TargetRunner
@@ -25,7 +24,6 @@ from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.cost_model import measure_verify
 from hybridspec.tuning.encoding import encode_prompt
-from hybridspec.tuning.measurement import measurement_of
 from hybridspec.tuning.torch_backend import sample_of
 from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
 from hybridspec.tuning.workloads import choose_prompts, find_workload
@@ -33,124 +31,127 @@ from hybridspec.tuning.workloads import choose_prompts, find_workload
 GENERATE = "generate"
 
 
-def transformers_generate(runner: TargetRunner, tokens: list[int], new: int) -> tuple[float, float, list[int]]:
-    """Greedy ``generate`` of transformers with its own cache: wall and CPU seconds of its new tokens, prefill taken
-    off, and the tokens.
+@dataclass(frozen=True)
+class Alone:
+    """Seconds of bare passes on one prompt.
+
+    A plain step, a draft pass of one token, target passes by the number of drafted tokens.
     """
-    ids = torch.tensor([tokens])
-    times = []
-    for count in (1, new):
-        wall, cpu = time.perf_counter(), time.process_time()
-        output = runner.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, use_cache=True
-        )
-        times.append((time.perf_counter() - wall, time.process_time() - cpu))
-    generated = output[0, len(tokens) :].tolist()
-    (wall_1, cpu_1), (wall_n, cpu_n) = times
-    # Its first token comes with the prefill, which is taken off.
-    scale = len(generated) / max(1, len(generated) - 1)
-    return (wall_n - wall_1) * scale, (cpu_n - cpu_1) * scale, generated
+
+    plain: float
+    draft: float
+    verify: list[float]
+
+    def ideal_speedup(self, run: Run) -> float:
+        """Of the steps that the run took."""
+        passes = sum(step.drafted * self.draft + self.verify[step.drafted] for step in run.steps)
+        return len(run.tokens) * self.plain / passes
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command.options("embedded-pair", __doc__, "--workload json --k 2 4 --save")
     parser.add_argument("--workload", action="append", help="embedded workload or file; default: all embedded ones")
     parser.add_argument("--draft", default=embedded.DEFAULT_DRAFT, choices=list(embedded.DRAFTS))
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    console = Console(width=None if Console().is_terminal else 120)
-    console.print(
-        f"torch {torch.__version__}, {arguments.threads} threads, load average {os.getloadavg()[0]:.1f} at the start"
-    )
+    parser.add_argument("--k", type=command.at_least(1), nargs="+", default=[1, 2, 3, 4, 6, 8])
+    parser.add_argument("--prompts", type=command.at_least(1), default=4)
+    parser.add_argument("--new-tokens", type=command.at_least(2), default=64)
+    parser.add_argument("--repeats", type=command.at_least(1), default=2)
+    chosen = parser.parse_args(arguments)
+    if chosen.smoke:
+        chosen.workload, chosen.k = (chosen.workload or ["json"])[:1], chosen.k[:1]
+        chosen.prompts, chosen.new_tokens, chosen.repeats = 1, 8, 1
+    torch.set_num_threads(chosen.threads)
+    console = command.console()
+    with command.recorded(chosen, console) as result:
+        result["workloads"] = {}
+        target = TargetRunner.from_pretrained(embedded.TARGET)
+        generate = Generate(embedded.TARGET)
+        draft = SameArchitectureDraft(TargetRunner.from_pretrained(embedded.DRAFTS[chosen.draft]))
+        try:
+            for name in chosen.workload or embedded.workload_files():
+                console.print(name)
+                result["workloads"][name] = measure(target, draft, generate, name, chosen)
+        except KeyboardInterrupt:
+            console.print("interrupted; what follows is about the workloads that are done")
+    command.show(console, tables(result))
+    return 0
 
-    runner = TargetRunner.from_pretrained(embedded.TARGET)
-    draft = SameArchitectureDraft(TargetRunner.from_pretrained(embedded.DRAFTS[arguments.draft]))
-    results = {}
-    for name in arguments.workload or embedded.workload_files():
-        results[name] = measure(runner, draft, name, arguments)
-        console.print(workload_table(name, results[name]))
-    console.print(f"load average {os.getloadavg()[0]:.1f} at the end")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
-
-def measure(runner: TargetRunner, draft: SameArchitectureDraft, name: str, arguments: argparse.Namespace) -> dict:
+def measure(
+    target: TargetRunner, draft: SameArchitectureDraft, generate: Generate, name: str, chosen: argparse.Namespace
+) -> dict:
     samples: dict[str, list[Sample]] = {}
+    efficiencies: dict[str, list[float]] = {}
+    costs: list[Alone] = []
     mismatches = 0
-    verify: list[float] = []
-    plain_step = 0.0
-    for number, prompt in enumerate(choose_prompts(find_workload(name).prompts, arguments.prompts)):
-        tokens = encode_prompt(runner, prompt)
-        with PreparedPrompt(runner, draft, prompt.id, tokens, Sampling(), 0) as prepared:
-            if not verify:
-                plain_step, verify = measure_verify(prepared, max(arguments.k), repeats=7)
-            for repeat in range(arguments.repeats):
-                ways = [GENERATE, 0, *arguments.k]
-                if (number + repeat) % 2:
-                    ways.reverse()
-                runs: dict[object, Run] = {}
-                for way in ways:
-                    if way == GENERATE:
-                        wall, cpu, generated = transformers_generate(runner, tokens, arguments.new_tokens)
-                        runs[way] = Run(generated, [], wall, cpu)
-                    else:
-                        runs[way] = prepared.run(way, arguments.new_tokens)
-                mismatches += sum(run.tokens != runs[0].tokens for run in runs.values())
+    order = random.Random(chosen.seed)
+    for prompt in choose_prompts(find_workload(name).prompts, chosen.prompts):
+        tokens = encode_prompt(target, prompt)
+        with PreparedPrompt(target, draft, prompt.id, tokens, Sampling(), chosen.seed) as prepared:
+            costs.append(alone(prepared, draft, chosen))
+            for _ in range(chosen.repeats):
+                ways = [GENERATE, 0, *chosen.k]
+                order.shuffle(ways)
+                runs = {
+                    way: generated(generate, tokens, chosen.new_tokens)
+                    if way == GENERATE
+                    else prepared.run(way, chosen.new_tokens)
+                    for way in ways
+                }
+                plain = runs[0]
                 for way, run in runs.items():
+                    mismatches += run.tokens != plain.tokens
                     label = way if way == GENERATE else f"K = {way}"
-                    samples.setdefault(label, []).append(sample_of(Pair(prompt.id, runs[0], run)))
-    ways = {}
-    for way, rows in samples.items():
-        m = measurement_of(rows)
-        speculative = bool(m.acceptance_rate)
-        ways[way] = {
-            "median_milliseconds_per_token": statistics.median(s.seconds / s.tokens for s in rows) * 1e3,
-            "speedup": m.speedup,
-            "interval_90": m.interval,
-            "cpu_speedup": m.cpu_speedup,
-            "acceptance_rate": m.acceptance_rate,
-            "acceptance_length": m.acceptance_length if speculative else None,
-            "draft_cost": m.draft_cost,
-            "ideal_speedup": m.ideal_speedup if speculative else None,
-            "efficiency": m.efficiency if speculative else None,
-        }
+                    sample = sample_of(Pair(prompt.id, plain, run))
+                    samples.setdefault(label, []).append(sample)
+                    if run.steps and way:
+                        measured = plain.wall_seconds / run.wall_seconds
+                        efficiencies.setdefault(label, []).append(measured / costs[-1].ideal_speedup(run))
+    middle = lambda values: float(torch.tensor(values).quantile(0.5))  # noqa: E731
     return {
-        "ways": ways,
+        "ways": {
+            way: row_of(rows) | {"efficiency_alone": middle(efficiencies[way]) if way in efficiencies else None}
+            for way, rows in sorted(samples.items(), key=lambda item: (item[0] != GENERATE, item[0]))
+        },
         "outputs_that_differ": mismatches,
-        "v": {k: verify[k] / plain_step for k in arguments.k},
-        "plain_step_seconds": plain_step,
+        "c": middle([cost.draft / cost.plain for cost in costs]),
+        "v": {k: middle([cost.verify[k] / cost.plain for cost in costs]) for k in chosen.k},
+        "plain_step_seconds": middle([cost.plain for cost in costs]),
     }
 
 
-def workload_table(name: str, result: dict) -> Table:
-    v = ", ".join(f"v({k}) {ratio:.2f}" for k, ratio in result["v"].items())
-    table = Table(
-        title=f"{name}: {v}; outputs that differ from plain: {result['outputs_that_differ']}", title_justify="left"
-    )
-    headings = ("", "ms/token", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau", "c", "ideal", "efficiency")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for way, row in sorted(result["ways"].items(), key=lambda item: (item[0] != GENERATE, item[0])):
-        cell = lambda key, pattern: "-" if row[key] is None else pattern.format(row[key])  # noqa: B023, E731
-        table.add_row(
-            way,
-            f"{row['median_milliseconds_per_token']:.1f}",
-            "{:.2f} ({:.2f} to {:.2f})".format(row["speedup"], *row["interval_90"]),
-            f"{row['cpu_speedup']:.2f}",
-            cell("acceptance_rate", "{:.0%}"),
-            cell("acceptance_length", "{:.2f}"),
-            cell("draft_cost", "{:.3f}"),
-            cell("ideal_speedup", "{:.2f}"),
-            cell("efficiency", "{:.0%}"),
+def alone(prepared: PreparedPrompt, draft: SameArchitectureDraft, chosen: argparse.Namespace) -> Alone:
+    repeats = 2 if chosen.smoke else 5
+    plain, verify = measure_verify(prepared, max(chosen.k), repeats)
+    with PreparedPrompt(draft.runner, None, prepared.id, prepared.tokens, Sampling(), 0) as drafting:
+        _, (draft_pass,) = measure_verify(drafting, 0, repeats)
+    return Alone(plain, draft_pass, verify)
+
+
+def generated(generate: Generate, tokens: list[int], new: int) -> Run:
+    """Its first token comes with the prefill: the time of the others, scaled to all."""
+    found = generate.decode(tokens, new, 0)
+    scale = len(found.tokens) / max(1, found.counted)
+    return Run(found.tokens, [], found.seconds * scale, found.cpu_seconds * scale)
+
+
+def tables(result: dict) -> list[Grid]:
+    grids = []
+    for name, workload in result["workloads"].items():
+        v = ", ".join(f"v({k}) {ratio:.2f}" for k, ratio in workload["v"].items())
+        grid = Grid(
+            f"{name}: c {workload['c']:.3f}, {v}; outputs that differ from plain: {workload['outputs_that_differ']}",
+            ("", *HEADINGS, "ideal", "efficiency", "of passes alone"),
         )
-    return table
-
-
-if __name__ == "__main__":
-    main()
+        for way, row in workload["ways"].items():
+            grid.rows.append(
+                [
+                    way,
+                    *cells(row),
+                    number(row["ideal_speedup"]),
+                    share(row["efficiency"]),
+                    share(row["efficiency_alone"]),
+                ]
+            )
+        grids.append(grid)
+    return grids

@@ -1,47 +1,42 @@
 """What taking tokens back costs: one mixer layer of a real model, every rollback mode, in one interleaved run.
 
-    python benchmarks/rollback.py
-
 For each mixer family it builds transformers' own model class with one layer of the real dimensions and random weights.
 A verify pass feeds K + 1 tokens through it; then all of them are kept (full commit) or 1 to K in turn (partial
 commit). Modes take turns within a repetition. Times are those of the mixer with its projections, and of all that the
 cache does; what the model does around the mixer (embedding, norms, an attention layer that some models insist on) is
 taken off. ``replay`` is ``recompute`` on our short form: back to a snapshot, and the kept tokens once more; that is
-what recompute would cost if transformers' many-token paths were as quick. Run it on a quiet machine; it records the
-load.
+what recompute would cost if transformers' many-token paths were as quick. ``naive`` is transformers without us: a deep
+copy of its cache before the block, what is kept fed to the original. Run it on a quiet machine; it records the load.
 """
 
 import argparse
+import copy
 import gc
-import json
-import os
-import platform
-import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin
+from torch import nn
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec.layers import KeyValueBuffer, RecurrentLayer
+from benchmarks import command
+from benchmarks.held import held_bytes, plane_bytes
+from benchmarks.intervals import ratio_of_medians, summary
+from benchmarks.tables import Grid, size
+from benchmarks.transformers_model import Model
+from benchmarks.ways import now
 from hybridspec.runner import TargetRunner
 from hybridspec.session import Session
 
-MODES = ("tape", "slots", "replay", "recompute")
+MODES = ("tape", "slots", "replay", "recompute", "naive")
 VOCABULARY = 64
 PROMPT = 17
 #: Of a partial commit of ``tape``, in parts of its verify pass.
-WANTED = 0.05
+WANTED = 0.02
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,7 @@ class Layer:
     """One layer of a real model.
 
     ``real`` and ``tiny`` are the fields of the config that set its dimensions; ``mixer`` ends the mixer's class name.
+    ``copied``: transformers keeps its past in a plain cache, so the naive way exists.
     """
 
     model: str
@@ -57,6 +53,7 @@ class Layer:
     common: dict
     real: dict
     tiny: dict
+    copied: bool = True
 
 
 LAYERS = {
@@ -151,6 +148,7 @@ LAYERS = {
         {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 1, "num_experts_per_tok": 1},
         {"hidden_size": 6144, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128},
         {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        copied=False,
     ),
     # hf.co/google/recurrentgemma-9b: width of 4096, 16 blocks of gates.
     "RG-LRU": Layer(
@@ -160,6 +158,7 @@ LAYERS = {
         {"block_types": ["recurrent", "attention"], "num_key_value_heads": 1},
         {"hidden_size": 4096, "lru_width": 4096, "num_attention_heads": 16, "head_dim": 256},
         {"hidden_size": 64, "lru_width": 64, "num_attention_heads": 4, "head_dim": 16},
+        copied=False,
     ),
     # hf.co/LiquidAI/LFM2-2.6B: width of 2048, window of 3.
     "short convolution": Layer(
@@ -204,10 +203,6 @@ class Around:
         self.total = plus(self.total, minus(now(), self._since))
 
 
-def now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-
 def plus(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
     return a[0] + b[0], a[1] + b[1]
 
@@ -232,13 +227,7 @@ class Samples:
         self.cpu.append(cpu)
 
     def summary(self) -> dict[str, float]:
-        low, middle, high = np.quantile(self.wall, [0.25, 0.5, 0.75]) * 1e3
-        return {
-            "median_milliseconds": float(middle),
-            "quartile_1": float(low),
-            "quartile_3": float(high),
-            "cpu_median_milliseconds": float(np.median(self.cpu) * 1e3),
-        }
+        return summary(self.wall) | {"cpu_median_milliseconds": float(np.median(self.cpu) * 1e3)}
 
 
 class Way:
@@ -272,52 +261,52 @@ class Way:
         self.bytes = self.tape_bytes = 0
 
 
-def held_bytes(roots: Iterable[object]) -> int:
-    """Bytes of all storages that can be reached and belong to recurrences and convolutions, each counted once."""
-    storages: dict[int, int] = {}
-    seen: set[int] = set()
-    todo = list(roots)
-    while todo:
-        item = todo.pop()
-        if id(item) in seen or isinstance(item, nn.Module | PreTrainedConfig | KeyValueBuffer | type):
-            continue
-        if isinstance(item, CacheLayerMixin) and not hasattr(item, "conv_states"):
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            continue
-        if isinstance(item, dict):
-            todo += item.values()
-        elif isinstance(item, list | tuple):
-            todo += item
-        todo += getattr(item, "__dict__", {}).values()
-    return sum(storages.values())
+class NaiveWay(Way):
+    """transformers alone: its cache, copied as a whole."""
+
+    def __init__(self, runner: TargetRunner, around: Around) -> None:
+        self.mode, self.around = "naive", around
+        self.model, self.one_by_one = Model(runner.model), runner.one_by_one
+        self.cache, self.length = self.model.dynamic_cache(), 0
+        self.feed(self.cache, [3 + i % (VOCABULARY - 3) for i in range(PROMPT)])
+        self.length = PROMPT
+        self.forget()
+
+    def feed(self, cache: object, block: Sequence[int]) -> None:
+        """One token at a time where several would start from zeros."""
+        width = 1 if self.one_by_one and self.length else len(block)
+        for start in range(0, len(block), width):
+            self.model(block[start : start + width], cache, self.length + start)
+
+    def step(self, block: Sequence[int], keep: int) -> None:
+        with self.verify.timed(self.around):
+            scratch = copy.deepcopy(self.cache)
+            self.feed(scratch, block)
+        self.bytes = max(self.bytes, held_bytes([self.cache, scratch]))
+        whole = keep == len(block)
+        with (self.full if whole else self.partial).timed(self.around):
+            if whole:
+                self.cache = scratch
+            else:
+                self.feed(self.cache, block[:keep])
+        self.length += keep
 
 
-def plane_bytes(session: Session) -> tuple[int, int]:
-    """Bytes of the recurrent states and of the convolution windows at a committed position: what decoding needs."""
-    layers = [layer for layer in session.cache.layers if isinstance(layer, RecurrentLayer)]
-    states = [layer.recurrent_states.get(0) for layer in layers]
-    windows = [window for layer in layers for window in layer.conv_states.values()]
-    state, window = ([x for x in tensors if x is not None] for tensors in (states, windows))
-    return sum(x.nbytes for x in state), sum(x.nbytes for x in window)
-
-
-def build(layer: Layer, smoke: bool) -> nn.Module:
+def build(layer: Layer, smoke: bool, seed: int) -> nn.Module:
     config = CONFIG_MAPPING[layer.model_type](**AROUND | layer.common | (layer.tiny if smoke else layer.real))
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config).float().eval()
 
 
 def measure(layer: Layer, arguments: argparse.Namespace) -> dict:
-    model = build(layer, arguments.smoke)
+    model = build(layer, arguments.smoke, arguments.seed)
     mixer = next(m for m in model.modules() if type(m).__name__.endswith(layer.mixer))
     runners = {mode: TargetRunner(model, rollback=mode) for mode in ("tape", "slots", "recompute")}
     around = Around(model, mixer)
-    ways = {mode: Way(runners.get(mode, runners["tape"]), mode, around) for mode in MODES}
-    rng = np.random.default_rng(0)
+    ways = {mode: Way(runners.get(mode, runners["tape"]), mode, around) for mode in MODES if mode != "naive"}
+    if layer.copied:
+        ways["naive"] = NaiveWay(runners["tape"], around)
+    rng = np.random.default_rng(arguments.seed)
     k = arguments.k
     gc.collect()
     gc.disable()
@@ -365,115 +354,80 @@ def report(way: Way, tape: Way, plain: int) -> dict:
     }
 
 
-def share(part: Samples, whole: Samples, draws: int = 2000) -> dict[str, float | list[float]]:
-    """Ratio of medians, with a 90 % bootstrap interval over repetitions."""
-    rng = np.random.default_rng(0)
-    over, under = np.array(part.wall), np.array(whole.wall)
-    samples = [np.median(rng.choice(over, len(over))) / np.median(rng.choice(under, len(under))) for _ in range(draws)]
-    return {
-        "wall": float(np.median(over) / np.median(under)),
-        "interval_90": [float(x) for x in np.quantile(samples, [0.05, 0.95])],
-        "cpu": float(np.median(part.cpu) / max(float(np.median(whole.cpu)), 1e-9)),
-    }
+def share(part: Samples, whole: Samples) -> dict[str, float | list[float]]:
+    wall, interval = ratio_of_medians(part.wall, whole.wall)
+    cpu = float(np.median(part.cpu) / max(float(np.median(whole.cpu)), 1e-9))
+    return {"wall": wall, "interval_90": interval, "cpu": cpu}
 
 
-def machine(threads: int) -> dict:
-    """Where and with what this ran."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in (Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ())
-        if line.startswith("model name")
-    ]
-    packages = ("torch", "transformers", "hybridspec", "numpy")
-    return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
-
-
-def family_table(name: str, result: dict, k: int) -> Table:
-    dimensions = ", ".join(f"{key} {value}" for key, value in result["dimensions"].items())
-    table = Table(
-        title=f"{name} ({result['model']}: {dimensions}); state {size(result['state_bytes'])}, "
-        f"window {size(result['window_bytes'])}, tape {size(result['tape_bytes'])}",
-        title_justify="left",
-    )
-    headings = (
-        "",
-        f"verify of {k + 1}, ms (CPU)",
-        "full commit, ms",
-        "partial commit, ms (CPU)",
-        "partial / tape's verify (90 %; CPU)",
-        "held",
-        "of plain",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for mode, row in result["modes"].items():
-        verify, full, partial, part = (row[x] for x in ("verify", "full_commit", "partial_commit", "partial_share"))
-        table.add_row(
-            mode,
-            f"{verify['median_milliseconds']:.2f} ({verify['cpu_median_milliseconds']:.2f})",
-            f"{full['median_milliseconds']:.3f}",
-            f"{partial['median_milliseconds']:.3f} ({partial['cpu_median_milliseconds']:.3f})",
-            "{:.1%} ({:.1%} to {:.1%}; {:.1%})".format(part["wall"], *part["interval_90"], part["cpu"]),
-            "-" if row["bytes"] is None else size(row["bytes"]),
-            "-" if row["bytes_of_plain"] is None else f"{row['bytes_of_plain']:.2f}",
+def tables(result: dict) -> list[Grid]:
+    k = result["settings"]["k"]
+    grids = []
+    for name, family in result["families"].items():
+        dimensions = ", ".join(f"{key} {value}" for key, value in family["dimensions"].items())
+        grid = Grid(
+            f"{name} ({family['model']}: {dimensions}); state {size(family['state_bytes'])}, "
+            f"window {size(family['window_bytes'])}, tape {size(family['tape_bytes'])}",
+            (
+                "",
+                f"verify of {k + 1}, ms (CPU)",
+                "full commit, ms",
+                "partial commit, ms (CPU)",
+                "partial / tape's verify (90 %; CPU)",
+                "held",
+                "of plain",
+            ),
         )
-    return table
+        for mode, row in family["modes"].items():
+            verify, full, partial, part = (row[x] for x in ("verify", "full_commit", "partial_commit", "partial_share"))
+            grid.rows.append(
+                (
+                    mode,
+                    f"{verify['median_milliseconds']:.2f} ({verify['cpu_median_milliseconds']:.2f})",
+                    f"{full['median_milliseconds']:.3f}",
+                    f"{partial['median_milliseconds']:.3f} ({partial['cpu_median_milliseconds']:.3f})",
+                    "{:.1%} ({:.1%} to {:.1%}; {:.1%})".format(part["wall"], *part["interval_90"], part["cpu"]),
+                    "-" if row["bytes"] is None else size(row["bytes"]),
+                    "-" if row["bytes_of_plain"] is None else f"{row['bytes_of_plain']:.2f}",
+                )
+            )
+        grids.append(grid)
+    if grids:
+        grids[-1].notes.append(verdict(result))
+    return grids
 
 
-def size(count: int) -> str:
-    return f"{count / 1024:.1f} KiB" if count < 1024**2 else f"{count / 1024**2:.2f} MiB"
+def verdict(result: dict) -> str:
+    shares = {name: family["modes"]["tape"]["partial_share"]["wall"] for name, family in result["families"].items()}
+    beyond = ", ".join(f"{name} {value:.1%}" for name, value in shares.items() if value > WANTED)
+    return f"Partial commits of tape above {WANTED:.0%} of its verify pass: {beyond or 'none'}."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command.options("rollback", __doc__, '--family "gated delta rule" --save')
     parser.add_argument("--family", action="append", choices=list(LAYERS), help="repeat for several; default: all")
-    parser.add_argument("--k", type=int, default=4, help="drafted tokens; a block has one more (default 4)")
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--warm-up", type=int, default=3, help="repetitions whose times are dropped")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--smoke", action="store_true", help="tiny dimensions, few repeats: does it run?")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    arguments = parser.parse_args(argv)
-    if arguments.k < 1 or arguments.repeats < 1:
-        parser.error("--k and --repeats must be at least 1")
-    if arguments.smoke:
-        arguments.repeats, arguments.warm_up = min(arguments.repeats, 4), 1
-    torch.set_num_threads(arguments.threads)
-    console = Console(width=None if Console().is_terminal else 150)
-    result = {
-        "machine": machine(arguments.threads),
-        "settings": {"k": arguments.k, "repeats": arguments.repeats, "smoke": arguments.smoke},
-        "load_average_at_start": os.getloadavg()[0],
-        "families": {},
-    }
-    console.print(", ".join(f"{key} {value}" for key, value in result["machine"].items()), soft_wrap=True)
-    for name in arguments.family or LAYERS:
-        layer = LAYERS[name]
-        if layer.model_type not in CONFIG_MAPPING:
-            console.print(f"{name}: left out, transformers {version('transformers')} has no {layer.model_type}")
-            continue
-        result["families"][name] = measure(layer, arguments)
-        console.print(family_table(name, result["families"][name], arguments.k))
-    result["load_average_at_end"] = os.getloadavg()[0]
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    beyond = {
-        name: round(family["modes"]["tape"]["partial_share"]["wall"], 3)
-        for name, family in result["families"].items()
-        if family["modes"]["tape"]["partial_share"]["wall"] > WANTED
-    }
-    if not arguments.smoke:
-        console.print(f"Partial commits of tape above {WANTED:.0%} of its verify pass: {beyond or 'none'}")
-    loads = (result[f"load_average_at_{when}"] for when in ("start", "end"))
-    console.print("load average {:.1f} at the start, {:.1f} at the end".format(*loads))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    parser.add_argument("--k", type=command.at_least(1), default=4, help="drafted tokens; a block has one more")
+    parser.add_argument("--repeats", type=command.at_least(1), default=30)
+    parser.add_argument(
+        "--warm-up", type=command.at_least(0), default=3, help="repetitions whose times are dropped (default 3)"
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.smoke:
+        chosen.repeats, chosen.warm_up = min(chosen.repeats, 4), 1
+    torch.set_num_threads(chosen.threads)
+    console = command.console()
+    with command.recorded(chosen, console) as result:
+        result["families"] = {}
+        try:
+            for name in chosen.family or LAYERS:
+                layer = LAYERS[name]
+                if layer.model_type not in CONFIG_MAPPING:
+                    missing = f"transformers {version('transformers')} has no {layer.model_type}"
+                    console.print(f"{name}: left out, {missing}")
+                    continue
+                console.print(name)
+                result["families"][name] = measure(layer, chosen)
+        except KeyboardInterrupt:
+            console.print("interrupted; what follows is about the families that are done")
+    command.show(console, tables(result))
+    return 0

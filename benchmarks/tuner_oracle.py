@@ -1,7 +1,5 @@
 """The tuner against an exhaustive grid: how much speed-up its answers lose, and how much measuring they save.
 
-    python benchmarks/tuner_oracle.py --json oracle.json
-
 The grid measures every configuration of the tuner's space on the same prompts, all of them in each interleaved round;
 the best of it is the oracle. Regret: the oracle's speed-up over the grid's speed-up of the tuner's answer, minus 1. The
 grid's own best is partly luck, so its winner is chosen on half of the rounds and judged, like the tuner's answer, on
@@ -9,10 +7,6 @@ the other half. Time is the seconds that the models ran, prefill left out on bot
 storage of its own.
 """
 
-import argparse
-import dataclasses
-import json
-import os
 import random
 import statistics
 import tempfile
@@ -21,9 +15,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import torch
 
+from benchmarks import command
+from benchmarks.tables import Grid, number
 from hybridspec import embedded
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.configuration import Configuration
@@ -71,108 +66,122 @@ def pooled(rounds: Sequence[dict[Configuration, list[Sample]]]) -> dict[Configur
     return {c: float(ratio(samples_table([s for r in rounds for s in r[c]]))) for c in rounds[0]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command.options("tuner-oracle", __doc__, "--workload json --draft prompt-lookup --length fixed --max-k 4")
     parser.add_argument("--workload", action="append", help="embedded workload or file; default: all embedded ones")
     parser.add_argument("--draft", action="append", help=f"default: {', '.join(EMBEDDED_DRAFTS)}")
     parser.add_argument(
         "--length", action="append", help=f"beside every fixed K; fixed: no other; default: {', '.join(LENGTHS)}"
     )
-    parser.add_argument("--max-k", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=3)
-    parser.add_argument("--new-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of the grid; at least 2")
+    parser.add_argument("--max-k", type=command.at_least(1), default=8)
+    parser.add_argument("--prompts", type=command.at_least(1), default=3)
+    parser.add_argument("--new-tokens", type=command.at_least(2), default=48)
+    parser.add_argument(
+        "--rounds",
+        type=command.at_least(2),
+        default=2,
+        help="rounds of the grid: its winner is chosen on one half of them and judged on the other",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="the tuner's time limit per workload")
-    parser.add_argument("--json", type=Path, help="also write the numbers here")
-    arguments = parser.parse_args()
-    if arguments.rounds < 2:
-        parser.error("--rounds: the grid's winner is chosen on one half and judged on the other, so at least 2")
-    console = Console(width=None if Console().is_terminal else 130)
-    console.print(f"load average {os.getloadavg()[0]:.1f} at the start")
-    settings = Settings(
-        longest=arguments.max_k,
-        prompts=arguments.prompts,
-        max_new_tokens=arguments.new_tokens,
-        seconds=arguments.seconds,
-    )
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        request = TuneRequest(
-            drafts=tuple(arguments.draft or EMBEDDED_DRAFTS),
-            lengths=tuple(rule for rule in arguments.length or LENGTHS if rule != "fixed"),
-            workloads=tuple(arguments.workload or embedded.workload_files()),
-            out=Path(folder),
-            settings=settings,
+    chosen = parser.parse_args(arguments)
+    if chosen.smoke:
+        chosen.workload, chosen.draft, chosen.length = ["json"], ["prompt-lookup"], ["fixed"]
+        chosen.max_k, chosen.prompts, chosen.new_tokens = 1, 1, 8
+    torch.set_num_threads(chosen.threads)
+    console = command.console()
+    with command.recorded(chosen, console) as record:
+        settings = Settings(
+            longest=chosen.max_k,
+            prompts=chosen.prompts,
+            max_new_tokens=chosen.new_tokens,
+            seconds=chosen.seconds,
         )
-        for study in Tuning(request).studies:
-            begun = time.perf_counter()
-            result = study.run()
-            tuned_seconds = time.perf_counter() - begun
-            begun = time.perf_counter()
-            rounds = grid(study, arguments.rounds, seed=1)
-            grid_seconds = (time.perf_counter() - begun) / arguments.rounds
-            half = len(rounds) // 2
-            chosen_on, judged_on = pooled(rounds[:half]), pooled(rounds[half:])
-            oracle = max(chosen_on, key=chosen_on.get)
-            answer = result.answer.configuration
-            values = {**judged_on, **{c: 1.0 for c in study.space if c.plain}}
-            best = values[oracle] if chosen_on[oracle] > 1.0 else 1.0
-            rows.append(
-                {
-                    "workload": study.name,
-                    "answer": answer.label,
-                    "oracle": oracle.label if chosen_on[oracle] > 1.0 else "plain decoding",
-                    "speedup_of_answer": values[answer],
-                    "speedup_of_oracle": best,
-                    "regret": best / values[answer] - 1,
-                    "tuner_seconds": tuned_seconds,
-                    "grid_seconds": grid_seconds,
-                    "time_share": tuned_seconds / grid_seconds,
-                    "trials": len(result.samples) + len(result.pruned),
-                    "configurations": len(study.space) - 1,
-                    "stopped": result.stopped,
-                    "prediction_errors": {c.label: e for c, e in result.prediction_errors.items()},
-                    "errors_against_grid": {
-                        c.label: result.survey.predicted[c] / v - 1
-                        for c, v in pooled(rounds).items()
-                        if c in result.survey.predicted
-                    },
-                }
+        rows = record["workloads"] = []
+        with tempfile.TemporaryDirectory() as folder:
+            request = TuneRequest(
+                drafts=tuple(chosen.draft or EMBEDDED_DRAFTS),
+                lengths=tuple(rule for rule in chosen.length or LENGTHS if rule != "fixed"),
+                workloads=tuple(chosen.workload or embedded.workload_files()),
+                out=Path(folder),
+                settings=settings,
             )
-            console.print(table(rows[-1:]))
-    console.print(table(rows))
+            for study in Tuning(request).studies:
+                begun = time.perf_counter()
+                result = study.run()
+                tuned_seconds = time.perf_counter() - begun
+                begun = time.perf_counter()
+                rounds = grid(study, chosen.rounds, seed=chosen.seed + 1)
+                grid_seconds = (time.perf_counter() - begun) / chosen.rounds
+                half = len(rounds) // 2
+                chosen_on, judged_on = pooled(rounds[:half]), pooled(rounds[half:])
+                oracle = max(chosen_on, key=chosen_on.get)
+                answer = result.answer.configuration
+                values = {**judged_on, **{c: 1.0 for c in study.space if c.plain}}
+                best = values[oracle] if chosen_on[oracle] > 1.0 else 1.0
+                rows.append(
+                    {
+                        "workload": study.name,
+                        "answer": answer.label,
+                        "oracle": oracle.label if chosen_on[oracle] > 1.0 else "plain decoding",
+                        "speedup_of_answer": values[answer],
+                        "speedup_of_oracle": best,
+                        "regret": best / values[answer] - 1,
+                        "tuner_seconds": tuned_seconds,
+                        "grid_seconds": grid_seconds,
+                        "time_share": tuned_seconds / grid_seconds,
+                        "trials": len(result.samples) + len(result.pruned),
+                        "configurations": len(study.space) - 1,
+                        "stopped": result.stopped,
+                        "prediction_errors": {c.label: e for c, e in result.prediction_errors.items()},
+                        "errors_against_grid": {
+                            c.label: result.survey.predicted[c] / v - 1
+                            for c, v in pooled(rounds).items()
+                            if c in result.survey.predicted
+                        },
+                    }
+                )
+                command.show(console, [grid_of(rows[-1:])])
+    command.show(console, tables(record))
+    return 0
+
+
+def tables(result: dict) -> list[Grid]:
+    rows = result["workloads"]
+    shown = grid_of(rows)
     errors = [abs(e) for row in rows for e in row["errors_against_grid"].values()]
-    console.print(
-        f"median regret {statistics.median(r['regret'] for r in rows):.1%}; measuring time "
+    shown.notes = [
+        f"Median regret {statistics.median(r['regret'] for r in rows):.1%}; measuring time "
         f"{sum(r['tuner_seconds'] for r in rows) / sum(r['grid_seconds'] for r in rows):.0%} of one round of the grid; "
-        f"cost model's median absolute error against the grid {statistics.median(errors):.1%}; "
-        f"load average {os.getloadavg()[0]:.1f} at the end"
+        f"cost model's median absolute error against the grid {statistics.median(errors):.1%}."
+    ]
+    return [shown]
+
+
+def grid_of(rows: Sequence[dict]) -> Grid:
+    shown = Grid(
+        "The tuner against an exhaustive grid",
+        (
+            "workload",
+            "tuner's answer",
+            "grid's best",
+            "its speed-up",
+            "best speed-up",
+            "regret",
+            "trials",
+            "time",
+        ),
     )
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"settings": dataclasses.asdict(settings), "workloads": rows}, indent=2) + "\n"
-        )
-
-
-def table(rows: Sequence[dict]) -> Table:
-    shown = Table()
-    for heading in ("workload", "tuner's answer", "grid's best"):
-        shown.add_column(heading, overflow="fold")
-    for heading in ("answer's speed-up", "best speed-up", "regret", "trials", "time share"):
-        shown.add_column(heading, justify="right")
     for row in rows:
-        shown.add_row(
-            row["workload"],
-            row["answer"],
-            row["oracle"],
-            f"{row['speedup_of_answer']:.2f}",
-            f"{row['speedup_of_oracle']:.2f}",
-            f"{row['regret']:.1%}",
-            f"{row['trials']} of {row['configurations']}",
-            f"{row['time_share']:.0%}",
+        shown.rows.append(
+            [
+                row["workload"],
+                row["answer"],
+                row["oracle"],
+                number(row["speedup_of_answer"]),
+                number(row["speedup_of_oracle"]),
+                f"{row['regret']:.1%}",
+                f"{row['trials']} of {row['configurations']}",
+                f"{row['time_share']:.0%}",
+            ]
         )
     return shown
-
-
-if __name__ == "__main__":
-    main()
