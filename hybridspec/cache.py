@@ -206,8 +206,8 @@ class RollbackCache(Cache):
             for layer in self.recurrent:
                 layer.set_state(None)
         for stacked, group in zip(states, self.groups or (), strict=False):
-            for index, layer in enumerate(group):
-                layer.set_state(stacked[index])
+            for layer, state in zip(group, stacked.unbind(), strict=True):
+                layer.set_state(state)
 
     def snapshot(self) -> Committed:
         """The committed position, protected from being written over."""
