@@ -39,7 +39,7 @@ class SameArchitectureDraft(Draft):
                 rollback=target.requested_rollback,
                 dtype=target.model.dtype,
                 device=target.device,
-                compile=target.compile,
+                compile=target.compiled is not None,
             )
         )
 

@@ -52,6 +52,7 @@ class TargetRunner:
 
     Attributes:
         rollback: the mode that runs; never ``auto``.
+        compiled: the compiled passes, if they were asked for.
 
     Raises:
         UnsupportedLayerError: the model has a layer that the chosen mode cannot take tokens back from; names it.
@@ -70,7 +71,7 @@ class TargetRunner:
             raise InputError(f"a TargetRunner runs a transformers model, not a {type(model).__name__}")
         #: As asked for; :attr:`rollback` is what it came to.
         self.requested_rollback = rollback
-        self._compiled: CompiledPasses | None = None
+        self.compiled: CompiledPasses | None = None
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
@@ -98,9 +99,8 @@ class TargetRunner:
                     raise
                 self._fall_back(error)
         self.check(fall_back=rollback == "auto")
-        self.compile = compile
         # Set behind the self-test, which is of the model itself.
-        self._compiled = CompiledPasses(self) if compile else None
+        self.compiled = CompiledPasses(self) if compile else None
 
     def _fall_back(self, error: UnsupportedLayerError) -> None:
         warnings.warn(f"{error} Falling back to rollback='recompute', which is slower.", stacklevel=3)
@@ -214,10 +214,10 @@ class TargetRunner:
 
     def verify(self, cache: Any, block: Sequence[int], position: int) -> Tensor:
         """The same, compiled where that was asked for and works."""
-        if self._compiled is None:
+        if self.compiled is None:
             return self.forward(cache, block, position)
         with torch.inference_mode():
-            return self._compiled.forward(cache, block, position, lambda: self.forward(cache, block, position))
+            return self.compiled.forward(cache, block, position, lambda: self.forward(cache, block, position))
 
     def forward_natively(
         self,
