@@ -16,15 +16,6 @@ from tests.tiny import VOCABULARY, noisy_copy, tiny_model
 
 #: One for each recurrence, for convolutions alone, for both kinds of layers in one, and for sliding windows.
 FAMILIES = ("olmo_hybrid", "granitemoehybrid", "jamba", "lfm2", "falcon_h1", "minimax", "kimi_linear")
-    "olmo_hybrid",
-    "granitemoehybrid",
-    "jamba",
-    "lfm2",
-    "falcon_h1",
-    "recurrent_gemma",
-    "minimax",
-    "kimi_linear",
-)
 
 
 @pytest.fixture
