@@ -35,7 +35,11 @@ class SameArchitectureDraft(Draft):
         folder = embedded.DRAFTS.get(path, path)
         return cls(
             TargetRunner.from_pretrained(
-                folder, rollback=target.requested_rollback, dtype=target.model.dtype, device=target.device
+                folder,
+                rollback=target.requested_rollback,
+                dtype=target.model.dtype,
+                device=target.device,
+                compile=target.compiled is not None,
             )
         )
 

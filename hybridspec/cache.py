@@ -57,12 +57,15 @@ class RollbackCache(Cache):
         Cache.__init__(self, layers=rollback_layers(layers, config))
         self.kept: list[AttentionLayer | RecurrentLayer] = []
         self.pending = 0
-        # Layers of one state shape roll back in one product; known once a first pass has shown the shapes.
-        self._groups: list[list[RecurrentLayer]] | None = None
+        #: Layers of one state shape roll back in one product; known once a first pass has shown the shapes.
+        self.groups: list[list[RecurrentLayer]] | None = None
         # Replaced as a whole, so that an interrupt at any point leaves either the old position or the new one.
         self._committed = Committed(0, (), ())
-        self._advanced: Stacked = ()  # states after all but the last pending block
+        #: States before the last pending block, or committed ones; none before the first commit.
+        self.advanced: Stacked = ()
         self._blocks: list[list[tuple]] = []  # one tape for each group, for each pending block
+        #: Those of the pass in progress, once it has run: see :meth:`gather`.
+        self.gathered: list[tuple] | None = None
         self._slots: list[Stacked] | None = [] if slots else None
         self._take_in_layers()
 
@@ -97,12 +100,28 @@ class RollbackCache(Cache):
         """Call before each recorded forward pass: brings the states up to date with earlier pending blocks."""
         if self._blocks:
             last = self._blocks[-1]
-            states = self._advanced or (None,) * len(last)
+            states = self.advanced or (None,) * len(last)
             if self._slots is None:
-                self._advanced = tuple(rollback(s, tape, tape.length) for s, tape in zip(states, last, strict=True))
+                self.advanced = tuple(rollback(s, tape, tape.length) for s, tape in zip(states, last, strict=True))
             else:
-                self._advanced = self._slots[-1]
-            self._give(self._advanced)
+                self.advanced = self._slots[-1]
+            self.give(self.advanced)
+
+    def gather(self, tokens: int, dropped: int = 0) -> list[tuple]:
+        """The tapes of the pass that has just run, stacked: one for each group of layers."""
+        if self.gathered is not None:
+            return self.gathered
+        tapes = [(layer, layer.take_tape()) for layer in self.recurrent]
+        tapes = [(layer, tape) for layer, tape in tapes if tape is not None]
+        if dropped:
+            tapes = [(layer, tape.part(0, tokens)) for layer, tape in tapes]
+        if self.groups is None:
+            self.groups = grouped([layer for layer, _ in tapes], [tape.state_shape for _, tape in tapes])
+        if len(tapes) != sum(map(len, self.groups)):
+            raise SessionError("a recurrent layer left no tape: its recurrence is not one that hybridspec wraps")
+        by_layer = {id(layer): tape for layer, tape in tapes}
+        self.gathered = [stack([by_layer[id(layer)] for layer in group]) for group in self.groups]
+        return self.gathered
 
     def end_block(self, tokens: int, dropped: int = 0) -> None:
         """Call after each recorded forward pass of ``tokens`` tokens.
@@ -110,18 +129,11 @@ class RollbackCache(Cache):
         A pass that was cut short between layers ``dropped`` more, and layers that saw those forget them.
         """
         self._take_in_layers()
-        tapes = [(layer, layer.take_tape()) for layer in self.recurrent]
-        tapes = [(layer, tape) for layer, tape in tapes if tape is not None]
-        if dropped:
-            tapes = [(layer, tape.part(0, tokens)) for layer, tape in tapes]
-        if self._groups is None:
-            self._groups = grouped([layer for layer, _ in tapes], [tape.state_shape for _, tape in tapes])
-        if len(tapes) != sum(map(len, self._groups)):
-            raise SessionError("a recurrent layer left no tape: its recurrence is not one that hybridspec wraps")
-        by_layer = {id(layer): tape for layer, tape in tapes}
-        if self._groups:
-            self._blocks.append([stack([by_layer[id(layer)] for layer in group]) for group in self._groups])
-        if self._slots is not None and self._groups:
+        tapes = self.gather(tokens, dropped)
+        self.gathered = None
+        if tapes:
+            self._blocks.append(tapes)
+        if self._slots is not None and tapes:
             self._fill_slots()
         self.pending += tokens
         if dropped:
@@ -134,7 +146,7 @@ class RollbackCache(Cache):
             )
 
     def _fill_slots(self) -> None:
-        states = self._advanced or (None,) * len(self._blocks[-1])
+        states = self.advanced or (None,) * len(self._blocks[-1])
         for i in range(self._blocks[-1][0].length):
             states = tuple(rollback(s, t.part(i, i + 1), 1) for s, t in zip(states, self._blocks[-1], strict=True))
             self._slots.append(states)
@@ -154,7 +166,7 @@ class RollbackCache(Cache):
             return self._slots[keep - 1]
         before_last = self.pending - self._blocks[-1][0].length
         if keep > before_last:
-            states, tapes, keep = self._advanced, self._blocks[-1], keep - before_last
+            states, tapes, keep = self.advanced, self._blocks[-1], keep - before_last
         else:
             states, tapes = self._committed.states, [join(parts) for parts in zip(*self._blocks, strict=True)]
         states = states or (None,) * len(tapes)
@@ -164,9 +176,9 @@ class RollbackCache(Cache):
         """Keeps an unrecorded forward pass, after which the layers hold final states instead of tapes."""
         self._take_in_layers()
         holding = [layer for layer in self.recurrent if layer.recurrent_states.get(0) is not None]
-        if self._groups is None:
-            self._groups = grouped(holding, [tuple(layer.recurrent_states.get(0).shape) for layer in holding])
-        states = tuple(torch.stack([layer.recurrent_states.get(0) for layer in group]) for group in self._groups)
+        if self.groups is None:
+            self.groups = grouped(holding, [tuple(layer.recurrent_states.get(0).shape) for layer in holding])
+        states = tuple(torch.stack([layer.recurrent_states.get(0) for layer in group]) for group in self.groups)
         self._settle(tokens, 0, states, own=True)
         self.abort()
 
@@ -179,21 +191,23 @@ class RollbackCache(Cache):
         self._take_in_layers()
         committed = self._committed
         self.pending = 0
+        self.gathered = None
         self._blocks.clear()
         if self._slots is not None:
             self._slots.clear()
-        self._advanced = committed.states
-        self._give(committed.states)
+        self.advanced = committed.states
+        self.give(committed.states)
         for layer, state in zip(self.kept, committed.layers, strict=True):
             layer.go_to(state, committed.length)
 
-    def _give(self, states: Stacked) -> None:
+    def give(self, states: Stacked) -> None:
+        """Hands each layer its own state."""
         if not states:
             for layer in self.recurrent:
                 layer.set_state(None)
-        for stacked, group in zip(states, self._groups or (), strict=False):
-            for index, layer in enumerate(group):
-                layer.set_state(stacked[index])
+        for stacked, group in zip(states, self.groups or (), strict=False):
+            for layer, state in zip(group, stacked.unbind(), strict=True):
+                layer.set_state(state)
 
     def snapshot(self) -> Committed:
         """The committed position, protected from being written over."""

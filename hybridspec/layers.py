@@ -60,16 +60,19 @@ class AttentionLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         start, end = self.length, self.length + key_states.shape[-2]
-        buffer = self.buffer
-        if buffer is None or end > buffer.end or start < buffer.protected:
-            buffer = self._larger(key_states, value_states, end)
-            self._use(buffer)
+        buffer = self.room(key_states, value_states, end)
         fresh = slice(start - buffer.start, end - buffer.start)
         buffer.keys[..., fresh, :] = key_states
         buffer.values[..., fresh, :] = value_states
         self.length = end
         seen = slice(self._first_seen(start) - buffer.start, fresh.stop)
         return buffer.keys[..., seen, :], buffer.values[..., seen, :]
+
+    def room(self, keys: Tensor, values: Tensor, end: int) -> KeyValueBuffer:
+        """The buffer, with room up to position ``end`` for such keys and values and nothing protected in the way."""
+        if self.buffer is None or end > self.buffer.end or self.length < self.buffer.protected:
+            self._use(self._larger(keys, values, end))
+        return self.buffer
 
     def _first_seen(self, position: int) -> int:
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1)
@@ -79,7 +82,8 @@ class AttentionLayer(DynamicLayer):
         start = max(self._first_seen(self.committed), 0 if self.buffer is None else self.buffer.start)
         needed = end - start
         room = -(-(needed + needed // 2) // GROWTH) * GROWTH
-        fresh = KeyValueBuffer(*(x.new_empty(*x.shape[:-2], room, x.shape[-1]) for x in (keys, values)), start)
+        # Zeros: a compiled pass looks at the whole buffer, and what it masks must be finite.
+        fresh = KeyValueBuffer(*(x.new_zeros(*x.shape[:-2], room, x.shape[-1]) for x in (keys, values)), start)
         if self.buffer is not None:
             old = slice(start - self.buffer.start, self.length - self.buffer.start)
             fresh.keys[..., : self.length - start, :] = self.buffer.keys[..., old, :]

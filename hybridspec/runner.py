@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hybridspec import adapters, mixers
 from hybridspec.cache import RollbackCache
+from hybridspec.compiled import CompiledPasses
 from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
 from hybridspec.layers import RecurrentLayer
 from hybridspec.recompute import RecomputeCache
@@ -46,9 +47,12 @@ class TargetRunner:
         model: a transformers causal language model in evaluation mode.
         rollback: ``tape`` (closed form), ``slots`` (one state per token, as vLLM does), ``recompute`` (copy and feed
             again, for any model), or ``auto``: ``tape`` where it is known, else ``recompute`` with a warning.
+        compile: run verify passes compiled, see :mod:`hybridspec.compiled`: several times faster where Python is what
+            costs time, but the first block of each size takes minutes. Needs a C++ compiler on the CPU.
 
     Attributes:
         rollback: the mode that runs; never ``auto``.
+        compiled: the compiled passes, if they were asked for.
 
     Raises:
         UnsupportedLayerError: the model has a layer that the chosen mode cannot take tokens back from; names it.
@@ -60,12 +64,14 @@ class TargetRunner:
         tokenizer: PreTrainedTokenizerBase | None = None,
         rollback: RollbackMode = "auto",
         path: Path | None = None,
+        compile: bool = False,
     ) -> None:
         check_mode(rollback)
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise InputError(f"a TargetRunner runs a transformers model, not a {type(model).__name__}")
         #: As asked for; :attr:`rollback` is what it came to.
         self.requested_rollback = rollback
+        self.compiled: CompiledPasses | None = None
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
@@ -93,6 +99,8 @@ class TargetRunner:
                     raise
                 self._fall_back(error)
         self.check(fall_back=rollback == "auto")
+        # Set behind the self-test, which is of the model itself.
+        self.compiled = CompiledPasses(self) if compile else None
 
     def _fall_back(self, error: UnsupportedLayerError) -> None:
         warnings.warn(f"{error} Falling back to rollback='recompute', which is slower.", stacklevel=3)
@@ -106,6 +114,7 @@ class TargetRunner:
         rollback: RollbackMode = "auto",
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        compile: bool = False,
     ) -> "TargetRunner":
         """Loads a local checkpoint folder (config, safetensors, tokenizer).
 
@@ -133,7 +142,7 @@ class TargetRunner:
                 f"{folder}: missing or misshapen tensors in the weights, {len(broken)} in all, the first {broken[0]}. "
                 "Copy the checkpoint again."
             )
-        return cls(model.to(device), tokenizer, rollback, folder.resolve())
+        return cls(model.to(device), tokenizer, rollback, folder.resolve(), compile)
 
     def check(self, fall_back: bool = False) -> None:
         """The self-test of :func:`hybridspec.selftest.check_rollback`, and what can be done when it fails.
@@ -203,6 +212,13 @@ class TargetRunner:
         """Logits ``[T, vocab]`` of a block that starts at ``position``, or ``[1, vocab]`` of its last token."""
         return self._call(cache, block, position, last_only, observers).logits[0]
 
+    def verify(self, cache: Any, block: Sequence[int], position: int) -> Tensor:
+        """The same, compiled where that was asked for and works."""
+        if self.compiled is None:
+            return self.forward(cache, block, position)
+        with torch.inference_mode():
+            return self.compiled.forward(cache, block, position, lambda: self.forward(cache, block, position))
+
     def forward_natively(
         self,
         cache: RecomputeCache,
@@ -239,7 +255,7 @@ class TargetRunner:
         """transformers' own output for token ids ``[B, T]`` that start at ``position``, gradients included."""
         if self._takes_positions:
             # Left to themselves, some models restart at 0 for every block.
-            positions = torch.arange(position, position + ids.shape[1], device=ids.device)
+            positions = torch.arange(ids.shape[1], device=ids.device) + position
             options["position_ids"] = positions.unsqueeze(0).expand(len(ids), -1)
         if cache is not None:
             options[self._cache_argument] = cache

@@ -178,8 +178,11 @@ class Session:
                 logits = self.runner.forward_natively(cache, block, position, purpose, self.observers)
             else:
                 with recording(purpose), watching():
-                    last_only = purpose == "prefill"
-                    logits = self.runner.forward(cache, block, position, last_only, self.observers)
+                    if purpose == "verify" and watching is nullcontext and not self.observers:
+                        logits = self.runner.verify(cache, block, position)
+                    else:
+                        last_only = purpose == "prefill"
+                        logits = self.runner.forward(cache, block, position, last_only, self.observers)
             kept = len(logits) if watching is not nullcontext else len(block)
             self._fed = self._fed[: position + kept]
             cache.end_block(kept, len(block) - kept)

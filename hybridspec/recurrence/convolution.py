@@ -1,5 +1,6 @@
 """Short causal convolution in front of most recurrent mixers; its state is the window of the last ``kernel`` inputs."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,8 +12,13 @@ def verify(window: Tensor, weight: Tensor, bias: Tensor | None = None, activatio
     A sum of products over the few columns: far cheaper than a general convolution operator for short blocks.
     """
     kernel = weight.shape[-1]
-    columns = window[..., 1:].unfold(-1, kernel, 1)
-    outputs = (columns * weight.unsqueeze(1)).sum(-1)
+    length = window.shape[-1] - kernel
+    if length == 1:
+        outputs = (window[..., 1:] * weight).sum(-1, keepdim=True)
+    else:
+        outputs = window[..., 1 : 1 + length] * weight[:, :1]
+        for i in range(1, kernel):
+            outputs = torch.addcmul(outputs, window[..., 1 + i : 1 + i + length], weight[:, i : i + 1])
     if bias is not None:
         outputs = outputs + bias.unsqueeze(-1)
     return F.silu(outputs) if activation in ("silu", "swish") else outputs

@@ -35,19 +35,20 @@ def verify(
     Returns:
         outputs ``[B, H, T, V]`` and the tape.
     """
-    growth = log_decay.cumsum(-1).exp().unsqueeze(-1)
-    strength = beta.unsqueeze(-1)
-    # A state seen by query and key alike: one product serves both.
-    seen = None if state is None else growth.repeat(1, 1, 2, 1) * (torch.cat([key, query], -2) @ state)
-    length = key.shape[-2]
-    target = strength * (value if seen is None else value - seen[..., :length, :])
+    length, strength = key.shape[-2], beta.unsqueeze(-1)
+    # [B, H, 2 T, K]: state and keys are multiplied by keys and queries alike, in one product.
+    both, pairs = torch.cat([key, query], -2), (2, length)
+    read = None
+    if state is not None:
+        growth = (log_decay if length == 1 else log_decay.cumsum(-1)).exp()
+        seen, read = ((both @ state).unflatten(-2, pairs) * growth[..., None, :, None]).unbind(-3)
+        value = value - seen
+    write = strength * value
     if length == 1:
-        write = target
         outputs = (query * key).sum(-1, keepdim=True) * write
     else:
-        scores = (torch.cat([strength * key, query], -2) @ key.mT) * decay_ratios(log_decay).repeat(1, 1, 2, 1)
-        write = torch.linalg.solve_triangular(scores[..., :length, :], target, upper=False, unitriangular=True)
-        outputs = scores[..., length:, :] @ write
-    if seen is not None:
-        outputs = outputs + seen[..., length:, :]
-    return outputs, Tape(log_decay, key, write)
+        scores = (both @ key.mT).unflatten(-2, pairs) * decay_ratios(log_decay).unsqueeze(-3)
+        between_keys, scores = scores.unbind(-3)
+        write = torch.linalg.solve_triangular(strength * between_keys, write, upper=False, unitriangular=True)
+        outputs = scores @ write
+    return outputs if read is None else outputs + read, Tape(log_decay, key, write)

@@ -14,7 +14,10 @@ def decayed_sum(query: Tensor, key: Tensor, write: Tensor, log_decay: Tensor, st
     """Outputs ``[B, H, T, V]`` of a short block: queries and keys ``[B, H, T, K]``, writes ``[B, H, T, V]``,
     ``log_decay [B, H, T]``, ``state [B, H, K, V]`` or None for zeros.
     """
-    outputs = ((query @ key.mT) * decay_ratios(log_decay)) @ write
+    if key.shape[-2] == 1:
+        outputs = (query * key).sum(-1, keepdim=True) * write
+    else:
+        outputs = ((query @ key.mT) * decay_ratios(log_decay)) @ write
     return outputs if state is None else outputs + log_decay.cumsum(-1).exp().unsqueeze(-1) * (query @ state)
 
 

@@ -68,7 +68,8 @@ class Tape(NamedTuple):
         else:
             dropped = (torch.arange(key.shape[-2], device=key.device) >= keep[..., None, None]).unsqueeze(-1)
             log_decay, key, write = (x.masked_fill(dropped, 0.0) for x in (log_decay, key, write))
-        added = (key * sum_after(log_decay).exp()).mT @ write
+        left = key if key.shape[-2] == 1 else key * sum_after(log_decay).exp()
+        added = left.mT @ write
         return added if state is None else torch.addcmul(added, state, log_decay.sum(-2, keepdim=True).exp().mT)
 
     @classmethod
