@@ -29,7 +29,9 @@ class Graphs:
     def captured(self) -> frozenset[Hashable]:
         return frozenset(self._captured)
 
-    def run(self, key: Hashable, function: Callable[[], Any], device: torch.device, changes: Sequence[Tensor] = ()) -> Any:
+    def run(
+        self, key: Hashable, function: Callable[[], Any], device: torch.device, changes: Sequence[Tensor] = ()
+    ) -> Any:
         """What ``function`` returns. On CUDA these tensors are overwritten by the next run of the same key.
 
         Args:

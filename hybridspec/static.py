@@ -168,7 +168,9 @@ class StaticRollbackCache(Cache):
         if self._torn:
             raise SessionError("this session was interrupted while it went back to a mark: restore a mark again")
         if len(self.layers) != len(self.arena.layers):
-            raise UnsupportedLayerError("the model adds cache layers as it runs, which have no fixed size. Use TargetRunner.")
+            raise UnsupportedLayerError(
+                "the model adds cache layers as it runs, which have no fixed size. Use TargetRunner."
+            )
 
     def end_block(self, tokens: int, dropped: int = 0) -> None:
         """Call after each recorded forward pass of ``tokens`` tokens."""
