@@ -152,7 +152,8 @@ def _ssd_step(native: Callable) -> Callable:
 def _selective_scan(native: Callable) -> Callable:
     """``mamba_selective_scan``: ``x`` and ``dt [B, I, T]``, ``A [I, N]``, ``B`` and ``C [B, N, T]``.
 
-    The original starts from zeros whatever the cache holds, so long chunks run our own scan too.
+    The original starts from zeros whatever the cache holds, so long chunks run our own scan too, but for a first chunk on
+    a GPU.
     """
 
     def recorded(
@@ -167,9 +168,13 @@ def _selective_scan(native: Callable) -> Callable:
         delta_bias: Tensor | None = None,
         delta_softplus: bool = False,
         return_last_state: bool = False,
-        **_: object,
+        **others: object,
     ) -> Tensor | tuple:
         state = None if now.states is None else now.states.get(0)
+        if now.purpose == "advance" and state is None and x.device.type != "cpu":
+            now.tapes.append(None)
+            others |= {"delta_softplus": delta_softplus, "return_last_state": return_last_state}
+            return native(x, dt, A, B, C, D, z, delta_bias, **others)
         if state is not None and state.ndim == 4:
             # Zamba scans its groups of heads one after the other.
             state = state[:, len(now.tapes)]

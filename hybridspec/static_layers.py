@@ -184,7 +184,9 @@ class StaticHybridLayer(StaticRecurrentLayer, StaticAttentionLayer):
 
 @dataclass
 class Group:
-    """Recurrent layers of one state shape: states ``[layers, *shape]`` in two planes, and the tape of what is pending."""
+    """Recurrent layers of one state shape: their states ``[layers, *shape]`` in two planes, and the tape of what is
+    pending.
+    """
 
     layers: list[StaticRecurrentLayer]
     planes: Planes

@@ -224,7 +224,8 @@ from triton.compiler import ASTSource
 from hybridspec.kernels import gated_delta, ssd
 
 HALF = {"query", "key", "value", "beta", "inputs", "write", "read"}
-WHOLE = {"log_decay", "state", "tape_key", "tape_write", "final", "step", "rate", "tape_decay", "tape_scaled", "outputs"}
+WHOLE = {"log_decay", "state", "tape_key", "tape_write", "final", "step", "rate", "tape_decay", "tape_scaled",
+         "outputs"}
 
 def build(kernel, **constants):
     kinds = {n: "*bf16" if n in HALF else "*fp32" if n in WHOLE else "fp32" if n == "scale" else "i32"

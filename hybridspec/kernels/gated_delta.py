@@ -13,7 +13,7 @@ from torch import Tensor
 from hybridspec.recurrence.gated_delta import L2_EPSILON
 from hybridspec.recurrence.tape import Tape
 
-#: Value channels of one program. A warp that holds 128 key channels of them keeps all in registers; of 16 it spills some.
+#: Value channels of one program. A warp keeps 128 key channels of 8 of them in registers; of 16 it spills some.
 TILE = 8
 
 
