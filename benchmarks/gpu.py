@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --device cpu --smoke      # the same code in seconds: does it run?
 
 The model is a stack of a few Qwen3.5-27B-like layers (three of the gated delta rule to one of attention) in bf16, made
-on the device from a config: nothing is downloaded. Every section checks its results before it times them; one that fails
-prints its error, the others go on, and the exit status is 1. No section starts after ``--seconds``.
+on the device from a config: nothing is downloaded. Results are checked before they are timed. A section that fails prints
+its error, the others go on, and the exit status is 1. No section starts after ``--seconds``.
 
 Runners: ``eager`` is TargetRunner, ``static`` StaticRunner without graphs, ``graph`` StaticRunner.
 """
@@ -396,7 +396,7 @@ def rollbacks(bench: Bench) -> dict:
 
 
 def loop(bench: Bench) -> dict:
-    """The loop with the draft taken off and acceptance forced: its time beyond that of its verify passes and commits."""
+    """The loop with the draft taken off and acceptance forced: what it takes beyond its verify passes and commits."""
     result: dict[str, dict] = {}
     k = min(bench.longest, 4)
     rows = []

@@ -152,8 +152,8 @@ def _ssd_step(native: Callable) -> Callable:
 def _selective_scan(native: Callable) -> Callable:
     """``mamba_selective_scan``: ``x`` and ``dt [B, I, T]``, ``A [I, N]``, ``B`` and ``C [B, N, T]``.
 
-    The original starts from zeros whatever the cache holds, so long chunks run our own scan too, but for a first chunk on
-    a GPU.
+    The original starts from zeros whatever the cache holds, so long chunks run our own scan too, but for the first one
+    on a GPU.
     """
 
     def recorded(

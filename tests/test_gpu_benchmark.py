@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from hybridspec.static_layers import Group
+
 PATH = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 SMOKE = ["--device", "cpu", "--smoke"]
 
@@ -53,8 +55,6 @@ def test_bytes_are_what_can_be_counted_by_hand(benchmark: ModuleType, result: di
 def test_a_wrong_result_fails_its_section_only(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    from hybridspec.static_layers import Group
-
     # Keeps the state of before the block when part of it is kept.
     monkeypatch.setattr(
         Group, "settle", lambda self, keep, place: self.planes[place.other].copy_(self.planes[place.parity])
