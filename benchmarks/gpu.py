@@ -4,8 +4,8 @@
     python benchmarks/gpu.py --device cpu --smoke      # the same code in seconds: does it run?
 
 The model is a stack of a few Qwen3.5-27B-like layers (three of the gated delta rule to one of attention) in bf16, made
-on the device from a config: nothing is downloaded. Results are checked before they are timed. A section that fails prints
-its error, the others go on, and the exit status is 1. No section starts after ``--seconds``.
+on the device from a config: nothing is downloaded. Results are checked before they are timed. A section that fails
+prints its error, the others go on, and the exit status is 1. No section starts after ``--seconds``.
 
 Runners: ``eager`` is TargetRunner, ``static`` StaticRunner without graphs, ``graph`` StaticRunner.
 """

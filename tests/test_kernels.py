@@ -182,7 +182,7 @@ def test_a_model_computes_the_same_with_kernels(name: str, monkeypatch: pytest.M
     ran: list[int] = []
     kernel = module.verify
     monkeypatch.setattr(module, "verify", lambda *a, **o: ran.append(1) or kernel(*a, **o))
-    prompt, block = families.some_tokens(3), families.some_tokens(3, seed=8)
+    prompt, block = families.some_tokens(2), families.some_tokens(2, seed=8)
     model = runner.model.to(DEVICE)
     logits = {}
     try:
@@ -190,7 +190,7 @@ def test_a_model_computes_the_same_with_kernels(name: str, monkeypatch: pytest.M
             monkeypatch.setenv(kernels.VARIABLE, choice)
             with runner.start(prompt) as session:
                 first = session.verify(block)
-                session.commit(2)
+                session.commit(1)
                 logits[choice] = torch.cat([first, session.verify(block[:1])])
             assert bool(ran) == (choice == "triton")
     finally:
