@@ -29,6 +29,9 @@ class Graphs:
     def captured(self) -> frozenset[Hashable]:
         return frozenset(self._captured)
 
+    def captures(self, device: torch.device) -> bool:
+        return self.enabled and device.type == "cuda"
+
     def run(
         self, key: Hashable, function: Callable[[], Any], device: torch.device, changes: Sequence[Tensor] = ()
     ) -> Any:
@@ -38,7 +41,7 @@ class Graphs:
             key: stands for the function and for every shape and Python value in it.
             changes: what the function both reads and writes; running it for a capture leaves these as they were.
         """
-        if device.type != "cuda" or not self.enabled or key in self._refused:
+        if not self.captures(device) or key in self._refused:
             return function()
         if key not in self._captured:
             before = [x.clone() for x in changes]

@@ -193,15 +193,15 @@ class StaticRollbackCache(Cache):
 
     def _settle(self, keep: int) -> None:
         arena = self.arena
-        if arena.device.type != "cuda":
+        if not arena.recurrent:
+            return
+        # At the start of a sequence there is no state to go back to.
+        if not arena.graphs.captures(arena.device) or not arena.place.length:
             arena.settle(keep)
             return
         arena.keep.fill_(keep)
         key = ("commit", arena.place.parity, arena.place.pending)
-        if arena.place.length:
-            arena.graphs.run(key, lambda: arena.settle(arena.keep), arena.device)
-        else:
-            arena.settle(arena.keep)
+        arena.graphs.run(key, lambda: arena.settle(arena.keep), arena.device)
 
     def commit_prefill(self, tokens: int) -> None:
         """Keeps a long chunk, after which the layers hold final states instead of tapes."""
