@@ -13,17 +13,33 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hybridspec import mixers
+from hybridspec import kernels, mixers
 from hybridspec.recording import Recording, current
 from hybridspec.recurrence import channel_delta, convolution, gated_delta, selective_scan, ssd
+from hybridspec.recurrence.tape import Tape
 
 
-def _delta_rule(native: Callable, verify: Callable) -> Callable:
-    """``f(query, key, value, g=, beta=, initial_state=, ...)`` on ``[B, T, H, d]``, gated or by channel."""
+def _delta_rule(native: Callable, verify: Callable, fused: bool = False) -> Callable:
+    """``f(query, key, value, g=, beta=, initial_state=, ...)`` on ``[B, T, H, d]``, gated or by channel; ``fused``
+    where there is a kernel.
+    """
 
     def recorded(now: Recording, query: Tensor, key: Tensor, value: Tensor, *_: object, **options: object) -> tuple:
         log_decay, beta, state = options["g"], options["beta"], options.get("initial_state")
         dtype = query.dtype
+        if fused and kernels.chosen(value):
+            from hybridspec.kernels import gated_delta as kernel
+
+            outputs, tape = kernel.verify(
+                *(x.transpose(1, 2) for x in (query, key, value, log_decay, beta)),
+                state,
+                scale=query.shape[-1] ** -0.5,
+                normalise=bool(options.get("use_qk_l2norm_in_kernel")),
+                final=now.take_final(),
+                dtype=dtype,
+            )
+            now.tapes.append(tape)
+            return outputs.transpose(1, 2), outputs.new_empty(0)
         # [B, T, H, d] -> [B, H, T, d], states and tapes in fp32 whatever the weights are.
         query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
         if options.get("use_qk_l2norm_in_kernel"):
@@ -41,7 +57,7 @@ def _delta_rule(native: Callable, verify: Callable) -> Callable:
 
 
 def _gated_delta_rule(native: Callable) -> Callable:
-    return _delta_rule(native, gated_delta.verify)
+    return _delta_rule(native, gated_delta.verify, fused=True)
 
 
 def _channel_delta_rule(native: Callable) -> Callable:
@@ -53,6 +69,17 @@ def _time_steps(step: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
     if bias is not None:
         step = step + bias.to(step.dtype)
     return (F.softplus(step) if softplus else step).float()
+
+
+def _ssd_verify(
+    now: Recording, inputs: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tape]:
+    """:func:`hybridspec.recurrence.ssd.verify` in fp32, or its kernel."""
+    if kernels.chosen(inputs):
+        from hybridspec.kernels import ssd as kernel
+
+        return kernel.verify(inputs, step, rate, write, read, state, final=now.take_final())
+    return ssd.verify(inputs.float(), step, rate.float(), write.float(), read.float(), state)
 
 
 def _ssd_scan(native: Callable) -> Callable:
@@ -77,8 +104,8 @@ def _ssd_scan(native: Callable) -> Callable:
         # A clamp that the one-token path lacks: a verify pass must compute what decoding computes.
         if now.purpose == "prefill":
             step = step.clamp(*dt_limit)
-        inputs, write, read = (a.transpose(1, 2).float() for a in (x, B, C))
-        outputs, tape = ssd.verify(inputs, step.transpose(1, 2), A.float(), write, read, initial_states)
+        inputs, write, read = (a.transpose(1, 2) for a in (x, B, C))
+        outputs, tape = _ssd_verify(now, inputs, step.transpose(1, 2), A, write, read, initial_states)
         now.tapes.append(tape)
         outputs = outputs.transpose(1, 2)
         if D is not None:
@@ -109,8 +136,8 @@ def _ssd_step(native: Callable) -> Callable:
         **_: object,
     ) -> Tensor:
         step = _time_steps(dt[..., :1], None if dt_bias is None else dt_bias[..., :1], dt_softplus)
-        inputs, write, read = (a.unsqueeze(2).float() for a in (x, B, C))
-        outputs, tape = ssd.verify(inputs, step, A[:, 0, 0].float(), write, read, state)
+        inputs, write, read = (a.unsqueeze(2) for a in (x, B, C))
+        outputs, tape = _ssd_verify(now, inputs, step, A[:, 0, 0], write, read, state)
         now.states.tapes.append(tape)
         outputs = outputs[:, :, 0]
         if D is not None:
@@ -125,7 +152,8 @@ def _ssd_step(native: Callable) -> Callable:
 def _selective_scan(native: Callable) -> Callable:
     """``mamba_selective_scan``: ``x`` and ``dt [B, I, T]``, ``A [I, N]``, ``B`` and ``C [B, N, T]``.
 
-    The original starts from zeros whatever the cache holds, so long chunks run our own scan too.
+    The original starts from zeros whatever the cache holds, so long chunks run our own scan too, but for the first one
+    on a GPU.
     """
 
     def recorded(
@@ -140,9 +168,13 @@ def _selective_scan(native: Callable) -> Callable:
         delta_bias: Tensor | None = None,
         delta_softplus: bool = False,
         return_last_state: bool = False,
-        **_: object,
+        **others: object,
     ) -> Tensor | tuple:
         state = None if now.states is None else now.states.get(0)
+        if now.purpose == "advance" and state is None and x.device.type != "cpu":
+            now.tapes.append(None)
+            others |= {"delta_softplus": delta_softplus, "return_last_state": return_last_state}
+            return native(x, dt, A, B, C, D, z, delta_bias, **others)
         if state is not None and state.ndim == 4:
             # Zamba scans its groups of heads one after the other.
             state = state[:, len(now.tapes)]

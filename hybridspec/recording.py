@@ -24,6 +24,8 @@ class States(dict):
     def __init__(self, count: int) -> None:
         super().__init__(dict.fromkeys(range(count)))
         self.tapes: list[Any] = []
+        #: Where a kernel may write the state after the block, if it can; see :meth:`Recording.take_final`.
+        self.final: Tensor | None = None
 
     def __getitem__(self, index: int) -> Tensor | None:
         now = current.get()
@@ -66,6 +68,13 @@ class Recording:
     window: tuple[Windows, int] | None = None
     #: Tapes that no layer has claimed yet.
     tapes: list[Any] = field(default_factory=list)
+
+    def take_final(self) -> Tensor | None:
+        """The place for the state after the block, once: who takes it must write it."""
+        if self.states is None:
+            return None
+        final, self.states.final = self.states.final, None
+        return final
 
     def claim(self) -> list[Any]:
         tapes, self.tapes, self.states = self.tapes, [], None

@@ -141,6 +141,8 @@ def _decoded(runner: "TargetRunner", plan: Sequence[Step], text: list[int], whol
 def _states(session: Session) -> list[Tensor]:
     """Recurrent states that the cache exposes, where it does, each flat."""
     cache = getattr(session.cache, "cache", session.cache)
+    # A static cache shows its layers where they are only when it needs to.
+    getattr(cache, "show", lambda: None)()
     states = [getattr(layer, "recurrent_states", {}).get(0) for layer in getattr(cache, "layers", ())]
     return [state.flatten() for state in states if state is not None]
 

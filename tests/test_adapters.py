@@ -1,5 +1,6 @@
 """The wrapped functions: nobody but a recording session notices them, and sessions do not notice each other."""
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from hybridspec import adapters
 from hybridspec.decoder import decode
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
+from hybridspec.recording import States, recording
 from hybridspec.runner import TargetRunner
 from tests.comparison import assert_holds, assert_same_tensors
 from tests.tiny import tiny_model
@@ -269,3 +271,41 @@ def test_threads_that_attach_at_once_wrap_once(native: ModuleType) -> None:
         thread.join()
     for name in NAMES:
         assert not hasattr(getattr(native, name).__hybridspec_native__, "__hybridspec_native__")
+
+
+@pytest.mark.parametrize("device, runs", [("meta", ["kernel"]), ("cpu", ["torch"])])
+def test_a_long_prefill_runs_the_installed_kernel_but_on_the_cpu(device: str, runs: list[str]) -> None:
+    """transformers binds an installed flash-linear-attention round its own function, for every device."""
+    ran: list[str] = []
+
+    def in_torch(query: torch.Tensor, **_: object) -> None:
+        ran.append("torch")
+
+    @functools.wraps(in_torch)
+    def native(query: torch.Tensor, **_: object) -> None:
+        ran.append("kernel")
+
+    wrapped = adapters.RECURRENCES["torch_chunk_gated_delta_rule"](native)
+    with recording("advance"):
+        wrapped(torch.empty(1, 64, 2, 8, device=device))
+    assert ran == runs
+
+
+@pytest.mark.parametrize("device, first", [("meta", ["native"]), ("cpu", [])])
+def test_only_the_first_chunk_of_a_selective_scan_may_run_the_kernel(device: str, first: list[str]) -> None:
+    """It starts from zeros whatever the state is."""
+    ran: list[str] = []
+
+    def native(x: torch.Tensor, *_: object, **__: object) -> tuple:
+        ran.append("native")
+        return x, x
+
+    wrapped = adapters.RECURRENCES["mamba_selective_scan"](native)
+    x, rate, write = (torch.empty(*shape, device=device) for shape in ((1, 4, 40), (4, 3), (1, 3, 40)))
+    for state in (None, torch.empty(1, 4, 3, device=device)):
+        with recording("advance") as now:
+            now.states = States(1)
+            now.states[0] = state
+            wrapped(x, x, rate, write, write, return_last_state=True)
+            assert now.tapes == [None]
+    assert ran == first

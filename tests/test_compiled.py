@@ -15,7 +15,7 @@ from tests.families import family_model
 from tests.tiny import VOCABULARY, noisy_copy, tiny_model
 
 #: One for each recurrence, for convolutions alone, for both kinds of layers in one, and for sliding windows.
-FAMILIES = ("olmo_hybrid", "granitemoehybrid", "jamba", "lfm2", "falcon_h1", "minimax", "kimi_linear")
+FAMILIES = ("olmo_hybrid", "granitemoehybrid", "jamba", "lfm2", "falcon_h1", "minimax+linear_first", "kimi_linear")
 
 
 @pytest.fixture
