@@ -183,4 +183,6 @@ def run_outside(block: Block, program: str, folder: Path, environment: dict[str,
     line = ["python", "-c", program] if block.language == "python" else ["bash", "-euo", "pipefail", "-c", program]
     done = subprocess.run(line, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=3600)
     if done.returncode != (int(block.argument) if block.mark == "exit" else 0):
-        raise DocumentError(f"{block.place}: exit status {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        raise DocumentError(
+            f"{block.place}: exit status {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )

@@ -26,7 +26,6 @@ from tests.documents import ROOT, DocumentError, broken_links, documents, read
 from tests.profiles import profile
 
 
-
 def program(name: str) -> ModuleType:
     """A script of docs/ as a module."""
     path = ROOT / "docs" / name
@@ -179,7 +178,10 @@ BROKEN = {
     "a wrong rule": ("<!-- test: slow -->\n```sh\nhybridspec tune -l svp\n```", "svip"),
     "a wrong workload option": ("<!-- test: slow -->\n```sh\nhybridspec tune -w a.csv:colum=x\n```", "colum"),
     "no such settings": ("<!-- test: slow -->\n```sh\nhybridspec tune --config configs/none.toml\n```", "none.toml"),
-    "a wrong engine argument": ("<!-- test: slow -->\n```sh\nhybridspec audit vllm X --max-lenght 3\n```", "max-lenght"),
+    "a wrong engine argument": (
+        "<!-- test: slow -->\n```sh\nhybridspec audit vllm X --max-lenght 3\n```",
+        "max-lenght",
+    ),
     "a wrong script option": ("<!-- test: slow -->\n```sh\npython benchmarks/rollback.py --no\n```", "refused"),
     "no such script": ("<!-- test: slow -->\n```sh\npython benchmarks/none.py\n```", "no such script"),
     "no such module": ("<!-- test: slow -->\n```sh\npython -m hybridspec.none\n```", "no module"),

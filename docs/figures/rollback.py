@@ -1,6 +1,6 @@
 """Draws ``rollback.svg``: one step of speculative decoding on a hybrid model, and how rejected tokens are taken back.
 
-    python docs/figures/rollback.py
+python docs/figures/rollback.py
 """
 
 import argparse
@@ -15,9 +15,13 @@ TARGET, DRAFT, TAPE, STATE, GONE = "#dbeafe", "#fef3c7", "#dcfce7", "#ede9fe", "
 COLUMNS, CELL = [330 + 92 * i for i in range(5)], 80
 
 
-def text(x: float, y: float, words: str, size: int = 14, fill: str = INK, anchor: str = "start", bold: bool = False) -> str:
+def text(
+    x: float, y: float, words: str, size: int = 14, fill: str = INK, anchor: str = "start", bold: bool = False
+) -> str:
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
+    )
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, words: str = "", gone: bool = False) -> str:
@@ -59,7 +63,12 @@ def drawing() -> str:
         parts.append(box(x, 244, CELL, 34, (DRAFT if i else TARGET) if stays else GONE, tokens[i], not stays))
         parts.append(text(x + CELL / 2, 298, "stays" if stays else "rejected", 12, INK if stays else FAINT, "middle"))
 
-    parts += label(352, "4", "Commit", ("attention: the length moves back", "", "recurrent: one product from S₀", "and the kept part of the tape"))
+    parts += label(
+        352,
+        "4",
+        "Commit",
+        ("attention: the length moves back", "", "recurrent: one product from S₀", "and the kept part of the tape"),
+    )
     for i, x in enumerate(COLUMNS):
         parts.append(box(x, 336, CELL, 36, TARGET if i < kept else GONE, "k, v", i >= kept))
     parts.append(box(258, 400, 46, 58, STATE, "S₃"))
