@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-What stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is replaced; the rest of a page is written by hand.
-A test fails when a page is out of date.
+What stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is replaced; the rest of a page is written by
+hand. A test fails when a page is out of date.
 """
 
 import argparse

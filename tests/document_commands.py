@@ -103,8 +103,10 @@ def check_hybridspec(arguments: Sequence[str], folder: Path, config: pytest.Conf
     if context is None:
         return
     values = context.params
+    # Some commands take a folder for a draft, others a strategy.
     for draft in as_list(values.get("draft")):
-        check_draft(str(draft))
+        if isinstance(draft, str):
+            check_draft(draft)
     if context.info_name in ("tune", "compare", "generate", "vllm") and not isinstance(values.get("length"), int):
         for rule in [*as_list(values.get("length")), *as_list(values.get("k"))]:
             if rule != "fixed":

@@ -12,7 +12,8 @@ A comment in front of a block, which no reader sees, says what its language does
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -60,7 +61,7 @@ class Document:
     """
 
     path: Path
-    text: str
+    text: str = field(repr=False)
     blocks: tuple[Block, ...]
     anchors: frozenset[str]
     links: tuple[str, ...]
@@ -72,6 +73,7 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@cache
 def read(path: Path, root: Path = ROOT) -> Document:
     """Raises :class:`DocumentError` for a block that nothing could be done with."""
     text = path.read_text(encoding="utf-8")

@@ -200,7 +200,7 @@ BROKEN = {
     "a wrong import": ("<!-- test: parse, long -->\n```python\nfrom hybridspec import Nothing\n```", "no Nothing"),
     "settings with a wrong key": ("```toml\ntargt = 'x'\n```", "targt"),
     "no JSON": ("```json\n{\n```", "Expecting"),
-    "a broken formula": ("```math\n\\frac{1}{\n```", ""),
+    "a broken formula": ("```math\n\\frac{1}{\n```", "frac"),
     "an unknown language": ("```ruby\nputs 1\n```", "ruby"),
     "no language": ("```\nhybridspec tune\n```", "language ''"),
     "an indented block": ("Text:\n\n    hybridspec tune\n", "indented"),
@@ -223,8 +223,8 @@ def test_blocks_that_are_right_pass(scratch: Path, pytestconfig: pytest.Config) 
     path = scratch / "page.md"
     path.write_text(
         "```python\nx = 1\n```\n\n<!-- test: continues -->\n```python\nprint(x, 'of', 2)\n```\n\n"
-        "<!-- test: output -->\n```text\n1 ... 2\n```\n\n<!-- test: slow -->\n```sh\nHYBRIDSPEC_X=1 hybridspec tune \\\n"
-        "    --max-k 3 | less  # a comment\n```\n\n<!-- test: file mine/prompts.jsonl -->\n"
+        "<!-- test: output -->\n```text\n1 ... 2\n```\n\n<!-- test: slow -->\n```sh\nA=1 hybridspec tune \\\n"
+        "    --max-k 3 > log && hybridspec report  # a comment\n```\n\n<!-- test: file mine/prompts.jsonl -->\n"
         '```jsonl\n{"prompt": "x"}\n```\n\n```math\nS_n = \\sum_{j \\leq n} k_j u_j^\\top\n```\n'
     )
     run_document(read(path, scratch), scratch, pytestconfig)

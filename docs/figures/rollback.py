@@ -9,19 +9,18 @@ from xml.sax.saxutils import escape
 
 FILE = Path(__file__).with_suffix(".svg")
 WIDTH, HEIGHT = 944, 496
+HEADING = 16
 INK, FAINT, LINE = "#1f2937", "#6b7280", "#9ca3af"
 TARGET, DRAFT, TAPE, STATE, GONE = "#dbeafe", "#fef3c7", "#dcfce7", "#ede9fe", "#f3f4f6"
 #: Left edges of the block's five columns, and their width.
 COLUMNS, CELL = [330 + 92 * i for i in range(5)], 80
 
 
-def text(
-    x: float, y: float, words: str, size: int = 14, fill: str = INK, anchor: str = "start", bold: bool = False
-) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
-    )
+def text(x: float, y: float, words: str, size: int = 14, fill: str = INK, anchor: str = "start") -> str:
+    # Headings are the only text of this size.
+    weight = ' font-weight="600"' if size == HEADING else ""
+    place = f'x="{x}" y="{y}" font-size="{size}" fill="{fill}" text-anchor="{anchor}"{weight}'
+    return f"<text {place}>{escape(words)}</text>"
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, words: str = "", gone: bool = False) -> str:
@@ -35,7 +34,7 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def label(y: float, number: str, title: str, words: tuple[str, ...]) -> list[str]:
-    lines = [text(28, y, f"{number}  {title}", 16, bold=True)]
+    lines = [text(28, y, f"{number}  {title}", HEADING)]
     return lines + [text(47, y + 20 + 17 * i, line, 13, FAINT) for i, line in enumerate(words)]
 
 
@@ -72,7 +71,7 @@ def drawing() -> str:
     for i, x in enumerate(COLUMNS):
         parts.append(box(x, 336, CELL, 36, TARGET if i < kept else GONE, "k, v", i >= kept))
     parts.append(box(258, 400, 46, 58, STATE, "S₃"))
-    parts.append(text(318, 434, "=  (D₃ D₂ D₁) ⊙ S₀  +  (D₃ D₂) ⊙ k₁u₁ᵀ  +  D₃ ⊙ k₂u₂ᵀ  +  k₃u₃ᵀ", 16))
+    parts.append(text(318, 434, "=  (D₃ D₂ D₁) ⊙ S₀  +  (D₃ D₂) ⊙ k₁u₁ᵀ  +  D₃ ⊙ k₂u₂ᵀ  +  k₃u₃ᵀ", 15))
     parts.append(text(318, 460, "for all layers of one shape at once; no second pass, no state per token", 13, FAINT))
     marker = (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
