@@ -52,15 +52,21 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path, tuned: Path) -> Path:
-    """Where a reader works: beside this project's files, after a first tuning run."""
+def checkout(tmp_path: Path) -> Path:
+    """A folder with this project's files in it."""
     for path in ROOT.iterdir():
         if not path.name.startswith(".") and path.name not in ("configs", "hybridspec-tune"):
             (tmp_path / path.name).symlink_to(path)
     # Their relative paths lead out of their folder.
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    shutil.copytree(tuned, tmp_path / "hybridspec-tune")
     return tmp_path
+
+
+@pytest.fixture
+def scratch(checkout: Path, tuned: Path) -> Path:
+    """Where a reader works, after a first tuning run."""
+    shutil.copytree(tuned, checkout / "hybridspec-tune")
+    return checkout
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)
@@ -210,25 +216,25 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("mistake", BROKEN)
-def test_a_mistake_in_a_block_is_found(mistake: str, scratch: Path, pytestconfig: pytest.Config) -> None:
+def test_a_mistake_in_a_block_is_found(mistake: str, checkout: Path, pytestconfig: pytest.Config) -> None:
     text, message = BROKEN[mistake]
-    path = scratch / "page.md"
+    path = checkout / "page.md"
     path.write_text(text)
     with pytest.raises(DocumentError, match=message) as raised:
-        run_document(read(path, scratch), scratch, pytestconfig)
+        run_document(read(path, checkout), checkout, pytestconfig)
     assert "page.md:" in str(raised.value)
 
 
-def test_blocks_that_are_right_pass(scratch: Path, pytestconfig: pytest.Config) -> None:
-    path = scratch / "page.md"
+def test_blocks_that_are_right_pass(checkout: Path, pytestconfig: pytest.Config) -> None:
+    path = checkout / "page.md"
     path.write_text(
         "```python\nx = 1\n```\n\n<!-- test: continues -->\n```python\nprint(x, 'of', 2)\n```\n\n"
         "<!-- test: output -->\n```text\n1 ... 2\n```\n\n<!-- test: slow -->\n```sh\nA=1 hybridspec tune \\\n"
         "    --max-k 3 > log && hybridspec report  # a comment\n```\n\n<!-- test: file mine/prompts.jsonl -->\n"
         '```jsonl\n{"prompt": "x"}\n```\n\n```math\nS_n = \\sum_{j \\leq n} k_j u_j^\\top\n```\n'
     )
-    run_document(read(path, scratch), scratch, pytestconfig)
-    assert (scratch / "mine" / "prompts.jsonl").read_text() == '{"prompt": "x"}\n'
+    run_document(read(path, checkout), checkout, pytestconfig)
+    assert (checkout / "mine" / "prompts.jsonl").read_text() == '{"prompt": "x"}\n'
 
 
 @pytest.mark.parametrize(
