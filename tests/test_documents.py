@@ -87,7 +87,8 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )
     others = [p for p in [sysconfig.get_paths()["purelib"], *sys.path] if p.endswith("site-packages")]
     (Path(inside.stdout.strip()) / "others.pth").write_text("\n".join(dict.fromkeys(others)))
-    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    path = f"{folder / 'bin'}:{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+    return {"PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
@@ -104,6 +105,16 @@ def test_blocks_run_where_the_project_was_just_installed(
     subprocess.run(["pip", "install", "--quiet", "--no-deps", "."], cwd=work, env=os.environ | fresh, check=True)
     for block, program in script(read(path)):
         run_outside(block, program, work, fresh | {"PYTHONPATH": str(EXAMPLES)})
+
+
+def test_python_in_a_checkout_finds_the_whole_package() -> None:
+    """After an ordinary install, where nothing maps the folders of a checkout."""
+    code = (
+        "import sys; sys.meta_path = [f for f in sys.meta_path if 'ditable' not in str(f)]; sys.path = ['', *sys.path];"
+        "import hybridspec.drafts, hybridspec.tuning; print(hybridspec.drafts.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == ROOT / "drafts" / "__init__.py"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=NAMES)
