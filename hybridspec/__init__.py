@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parent
-# Python that runs in the root of a checkout finds this folder before an installed package, and in a checkout drafts/ and
+# Python that runs in the root of a checkout finds this folder before an installed package, and there drafts/ and
 # tuning/ lie beside it.
 if not (_FOLDER / "drafts").is_dir():
     __path__.append(str(_FOLDER.parent))
