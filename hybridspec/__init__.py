@@ -4,7 +4,13 @@ The names below load on first use, so that ``import hybridspec`` stays quick.
 """
 
 from importlib import import_module
+from pathlib import Path
 
+_FOLDER = Path(__file__).resolve().parent
+# Python that runs in the root of a checkout finds this folder before an installed package, and there drafts/ and
+# tuning/ lie beside it.
+if not (_FOLDER / "drafts").is_dir():
+    __path__.append(str(_FOLDER.parent))
 _WHERE = {
     "TargetRunner": "hybridspec.runner",
     "Session": "hybridspec.session",

@@ -53,7 +53,7 @@ def _delta_rule(native: Callable, verify: Callable, fused: bool = False) -> Call
         now.tapes.append(tape)
         return outputs.transpose(1, 2).to(dtype), outputs.new_empty(0)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
 def _gated_delta_rule(native: Callable) -> Callable:
@@ -113,7 +113,7 @@ def _ssd_scan(native: Callable) -> Callable:
         # Callers take views of it.
         return outputs.contiguous(), outputs.new_empty(0)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
 def _ssd_step(native: Callable) -> Callable:
@@ -146,7 +146,7 @@ def _ssd_step(native: Callable) -> Callable:
             outputs = outputs * F.silu(z.float())
         return outputs.to(x.dtype)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
 def _selective_scan(native: Callable) -> Callable:
@@ -193,7 +193,7 @@ def _selective_scan(native: Callable) -> Callable:
             outputs = outputs * F.silu(z)
         return (outputs, final) if return_last_state else outputs
 
-    return _when_recording(native, recorded, advance=True)
+    return when_recording(native, recorded, advance=True)
 
 
 def _selective_step(native: Callable) -> Callable:
@@ -224,7 +224,7 @@ def _selective_step(native: Callable) -> Callable:
             outputs = outputs * F.silu(z)
         return outputs.to(x.dtype)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
 def _causal_convolution(native: Callable) -> Callable:
@@ -241,7 +241,7 @@ def _causal_convolution(native: Callable) -> Callable:
         # Some models keep the weights of their convolutions in fp32, whatever the others are.
         return convolution.verify(x, weight, bias, activation).to(x.dtype)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
 def _convolution_step(native: Callable) -> Callable:
@@ -260,10 +260,22 @@ def _convolution_step(native: Callable) -> Callable:
         window = windows.append(index, x, weight.shape[-1])
         return convolution.verify(window, weight, bias, activation).to(x.dtype)
 
-    return _when_recording(native, recorded)
+    return when_recording(native, recorded)
 
 
-def _when_recording(native: Callable, recorded: Callable, advance: bool = False) -> Callable:
+def register(function: Callable, recorded: Callable) -> None:
+    """Serves a recurrence of a modeling file outside transformers; call it before the model gets its runner.
+
+    Args:
+        function: of the file's own module, where mixers look it up when they are called.
+        recorded: ``(recording, *arguments, **options)``, runs in its place while a session records. It appends one tape
+            to ``recording.tapes`` and returns what the function returns, with an empty tensor for the final state.
+    """
+    RECURRENCES[function.__name__] = lambda native: when_recording(native, recorded)
+    MODULES.add(function.__module__)
+
+
+def when_recording(native: Callable, recorded: Callable, advance: bool = False) -> Callable:
     """Calls ``recorded(recording, ...)`` while a session records, ``native(...)`` otherwise and, unless ``advance``,
     for long chunks.
     """
@@ -310,6 +322,8 @@ RECURRENCES: dict[str, Callable[[Callable], Callable]] = {
     "mamba_selective_scan": _selective_scan,
     "mamba_selective_state_update": _selective_step,
 }
+#: Modeling files outside transformers.
+MODULES: set[str] = set()
 CONVOLUTIONS = {"causal_conv1d_fn": _causal_convolution, "causal_conv1d_update": _convolution_step}
 
 
@@ -321,7 +335,7 @@ def attach(model: nn.Module) -> set[str]:
     """
     names = {type(m).__module__ for m in model.modules()}
     found = mixers.attach(model)
-    for module in (sys.modules[name] for name in names if name.startswith("transformers.models.")):
+    for module in (sys.modules[n] for n in names if n.startswith("transformers.models.") or n in MODULES):
         if any(hasattr(module, name) for name in RECURRENCES):
             found.add(module.__name__)
         for name, wrapper in {**RECURRENCES, **CONVOLUTIONS}.items():

@@ -309,7 +309,7 @@ class TargetRunner:
         """End-of-sequence ids of the generation config, or else of the model's config."""
         generation = getattr(self.model, "generation_config", None)
         value = getattr(generation, "eos_token_id", None)
-        value = self.config.eos_token_id if value is None else value
+        value = getattr(self.config, "eos_token_id", None) if value is None else value
         return frozenset([] if value is None else [value] if isinstance(value, int) else value)
 
 
