@@ -18,7 +18,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin
+from torch import nn
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec.layers import KeyValueBuffer, RecurrentLayer
+from hybridspec.layers import RecurrentLayer
 from hybridspec.runner import TargetRunner
 from hybridspec.session import Session
+from hybridspec.storages import recurrent_bytes
 
 MODES = ("tape", "slots", "replay", "recompute")
 VOCABULARY = 64
@@ -256,9 +256,9 @@ class Way:
             if self.mode == "replay":
                 mark = session.snapshot()
             session.verify(block)
-        self.bytes = max(self.bytes, held_bytes([session.cache]))
+        self.bytes = max(self.bytes, session.recurrent_bytes)
         if self.mode == "tape":
-            self.tape_bytes = held_bytes([session.cache._blocks])
+            self.tape_bytes = recurrent_bytes([session.cache._blocks])
         whole = keep == len(block)
         with (self.full if whole else self.partial).timed(self.around):
             if mark is not None and not whole:
@@ -270,30 +270,6 @@ class Way:
         """Drops what a warm-up has measured: its windows still share the storage of the prompt's."""
         self.verify, self.full, self.partial = Samples(), Samples(), Samples()
         self.bytes = self.tape_bytes = 0
-
-
-def held_bytes(roots: Iterable[object]) -> int:
-    """Bytes of all storages that can be reached and belong to recurrences and convolutions, each counted once."""
-    storages: dict[int, int] = {}
-    seen: set[int] = set()
-    todo = list(roots)
-    while todo:
-        item = todo.pop()
-        if id(item) in seen or isinstance(item, nn.Module | PreTrainedConfig | KeyValueBuffer | type):
-            continue
-        if isinstance(item, CacheLayerMixin) and not hasattr(item, "conv_states"):
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            continue
-        if isinstance(item, dict):
-            todo += item.values()
-        elif isinstance(item, list | tuple):
-            todo += item
-        todo += getattr(item, "__dict__", {}).values()
-    return sum(storages.values())
 
 
 def plane_bytes(session: Session) -> tuple[int, int]:
