@@ -26,6 +26,12 @@ SETTING = "HYBRIDSPEC_NOTEBOOKS"
 #: Seconds that one cell may take.
 LIMIT = 900
 
+#: Codes of terminals, which tracebacks come with.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+#: Codes of terminals, which tracebacks come with.
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
 Progress = Callable[[str], None]
 
 
@@ -55,16 +61,22 @@ def run(path: Path, fast: bool, progress: Progress = lambda _: None) -> Notebook
         timeout=LIMIT,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
-        on_cell_start=began,
+        on_cell_execute=began,
         store_widget_state=False,
         coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
     )
-    # The kernel inherits it.
-    os.environ[SETTING] = "fast" if fast else "full"
+    environment = {
+        **os.environ,
+        SETTING: "fast" if fast else "full",
+        # tqdm, on import, without ipywidgets. Nothing here shows its bars.
+        "PYTHONWARNINGS": "ignore:IProgress not found",
+    }
     try:
-        client.execute()
+        client.execute(env=environment)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        raise NotebookError(f"{describe(path, notebook)}\n{error}") from error
+        message = COLOUR.sub("", str(error))
+        raise NotebookError(f"{describe(path, notebook)}\n{message}") from error
     clean(notebook)
     for number, index in enumerate(code, 1):
         problem = unwanted(notebook.cells[index])
@@ -107,7 +119,10 @@ def clean(notebook: NotebookNode) -> None:
 
 
 def without_folders(text: str) -> str:
-    """Folders of this machine by what they are: the repository, the temporary folder, the home."""
+    """Folders of this machine by what they are (the repository, the temporary folder, the home), and no addresses of
+    objects.
+    """
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)
     temporary = re.escape(tempfile.gettempdir()) + r"/[A-Za-z_-]*[A-Za-z0-9_]{8}(?=/|\b)"
     text = re.sub(temporary, "work", text)
     for folder, name in ((HERE.parent, "hybridspec-repository"), (Path.home(), "~")):
@@ -140,15 +155,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="tiny settings, and nothing is written")
     parser.add_argument("--out", type=Path, help="write into this folder instead of in place (with --fast, too)")
     arguments = parser.parse_args(argv)
-    known = notebooks()
-    chosen = [name for name in known if not arguments.names or any(name.startswith(n) for n in map(stem, arguments.names))]
-    unknown = [n for n in map(stem, arguments.names) if not any(name.startswith(n) for name in known)]
+    known, names = notebooks(), [stem(name) for name in arguments.names]
+    unknown = [n for n in names if not any(name.startswith(n) for name in known)]
     if unknown:
         parser.error(f"no notebook {unknown[0]!r}: choose {', '.join(known)}")
-    for name in chosen:
+    for name, path in known.items():
+        if names and not name.startswith(tuple(names)):
+            continue
         begun = time.monotonic()
         try:
-            notebook = run(known[name], arguments.fast, lambda text, b=begun: tell(f"{text}, {time.monotonic() - b:.0f} s"))
+            notebook = run(path, arguments.fast, lambda text, since=begun: tell(text, since))
         except NotebookError as error:
             print(error, file=sys.stderr)
             return 1
@@ -169,8 +185,8 @@ def stem(name: str) -> str:
     return Path(name).name.removesuffix(".ipynb")
 
 
-def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def tell(text: str, since: float) -> None:
+    print(f"{text}, {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
