@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks import command
-from benchmarks.held import held_bytes, plane_bytes
+from benchmarks.held import plane_bytes
 from benchmarks.intervals import ratio_of_medians, summary
 from benchmarks.tables import Grid, size
 from benchmarks.transformers_model import Model
@@ -105,7 +105,7 @@ class Ours:
         """Held with a block pending, and what plain decoding holds."""
         state, window = plane_bytes(self.session)
         self.session.verify(block)
-        held = held_bytes([self.session.cache])
+        held = recurrent_bytes([self.session.cache])
         self.session.restore(self.mark)
         return {"state_bytes": state, "window_bytes": window, "held_bytes": held}
 

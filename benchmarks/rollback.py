@@ -24,13 +24,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks import command
-from benchmarks.held import held_bytes, plane_bytes
+from benchmarks.held import plane_bytes
 from benchmarks.intervals import ratio_of_medians, summary
 from benchmarks.tables import Grid, size
 from benchmarks.transformers_model import Model
 from benchmarks.ways import now
 from hybridspec.runner import TargetRunner
 from hybridspec.session import Session
+from hybridspec.storages import recurrent_bytes
 
 MODES = ("tape", "slots", "replay", "recompute", "naive")
 VOCABULARY = 64
@@ -245,9 +246,9 @@ class Way:
             if self.mode == "replay":
                 mark = session.snapshot()
             session.verify(block)
-        self.bytes = max(self.bytes, held_bytes([session.cache]))
+        self.bytes = max(self.bytes, recurrent_bytes([session.cache]))
         if self.mode == "tape":
-            self.tape_bytes = held_bytes([session.cache._blocks])
+            self.tape_bytes = recurrent_bytes([session.cache._blocks])
         whole = keep == len(block)
         with (self.full if whole else self.partial).timed(self.around):
             if mark is not None and not whole:
@@ -282,7 +283,7 @@ class NaiveWay(Way):
         with self.verify.timed(self.around):
             scratch = copy.deepcopy(self.cache)
             self.feed(scratch, block)
-        self.bytes = max(self.bytes, held_bytes([self.cache, scratch]))
+        self.bytes = max(self.bytes, recurrent_bytes([self.cache, scratch]))
         whole = keep == len(block)
         with (self.full if whole else self.partial).timed(self.around):
             if whole:

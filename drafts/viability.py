@@ -103,3 +103,15 @@ def measure(reduced: ReducedModel, piece: Sequence[int]) -> Totals:
     agreement = (p.argmax(-1) == q.argmax(-1)).sum()
     totals.sums = [float(x) for x in (*losses, agreement, torch.minimum(p, q).sum())]
     return totals
+
+
+def probe(reduced: ReducedModel, texts: Iterable[Sequence[int]], most: int = 2000) -> Viability:
+    """:func:`measure` over at most ``most`` tokens of token lists.
+
+    Raises:
+        InputError: no text has two tokens.
+    """
+    totals = Totals()
+    for piece in windows(texts, most):
+        totals.add(measure(reduced, piece))
+    return totals.viability()

@@ -12,6 +12,7 @@ from hybridspec.cache import RollbackCache
 from hybridspec.errors import ContextLengthError, InputError, SessionError
 from hybridspec.recompute import RecomputeCache
 from hybridspec.recording import Purpose, recording
+from hybridspec.storages import recurrent_bytes
 
 if TYPE_CHECKING:
     from hybridspec.runner import TargetRunner
@@ -82,6 +83,13 @@ class Session:
     def room(self) -> int:
         """Tokens that still fit into the model's context, pending ones taken off."""
         return self.runner.max_length - self.cache.length - self.cache.pending
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes that recurrent states and convolution windows take now, with whatever a pending block adds to them (its
+        tape, a state per token, or a copy of the cache). Keys and values of attention do not count.
+        """
+        return recurrent_bytes([self.cache])
 
     def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
         """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory).

@@ -174,6 +174,10 @@ def test_the_probe_compares_with_the_whole_model() -> None:
     assert found.agreement == 1 and found.acceptance == pytest.approx(1, rel=1e-4)
     loud = viability.measure(ReducedModel(TargetRunner(faint_model(1.0), rollback="tape")), tokens).viability()
     assert loud.acceptance < 0.9 and loud.agreement < 1
+    pooled = viability.probe(ReducedModel(silent), [tokens, tokens[:6]], most=15)
+    parts = [viability.measure(ReducedModel(silent), part).viability() for part in (tokens, tokens[:3])]
+    losses = [part.tokens * math.log(part.perplexity) for part in parts]
+    assert pooled.tokens == 11 + 2 and pooled.perplexity == pytest.approx(math.exp(sum(losses) / 13), rel=1e-4)
 
 
 @pytest.mark.parametrize(("ratio", "verdict"), [(1, "can pay"), (5, "doubtful"), (20, "doubtful"), (21, "cannot pay")])
