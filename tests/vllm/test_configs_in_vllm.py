@@ -43,25 +43,27 @@ SERVED: dict[str, set[str]] = {
     "bamba": set(),
     "minimax+linear_first": set(),
 }
-HEADS = {"nemotron_h": {"num_nextn_predict_layers": 1}, "bailing_hybrid": {"num_nextn_predict_layers": 1}}
+HEADS = {
+    "nemotron_h": {"num_nextn_predict_layers": 1},
+    "bailing_hybrid": {"num_nextn_predict_layers": 1},
+    "qwen4_exp_text": {"mtp_num_hidden_layers": 1},
+}
 #: Drafts with a stale state where rows differ in length, before 0.33.
 GATED_DELTA = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "olmo_hybrid"}
 
 
 @pytest.fixture(scope="module")
-def keys() -> KeySet:
-    vllm = pytest.importorskip("vllm", reason="needs the environment that tests/vllm/environment.sh builds")
+def keys(environment: None) -> KeySet:
+    import vllm
+
     return choose_key_set(vllm.__version__)[0]
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, keys: KeySet) -> None:
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.config import speculative
     from vllm.model_executor.models import registry
 
-    for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     # vLLM looks at each model class in a process of its own, which imports everything again.
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
     # Suffix decoding needs a package that is built for minutes; what it says without it is not in question here.
