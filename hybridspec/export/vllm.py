@@ -281,6 +281,11 @@ def _engine(models: Models, proposal: Proposal, options: Options, notes: list[st
             "Prefix caching is on, as asked: together with speculation on hybrids it has corrupted outputs in several "
             "versions (vllm#43559, #47194, #53912). Compare outputs with and without it first."
         )
+    if options.keys.release < (0, 33) and GATED_DELTA in models.recurrent_mixers and proposal.method is not None:
+        notes.append(
+            f"Leave {proposal.k} tokens of --max-model-len free: near its end drafts are cut short, which "
+            f"{options.keys.name} may die of ('The size of tensor a must match')."
+        )
     if options.device == "cpu" and LATENT in models.recurrent_mixers and "enable_prefix_caching" not in engine:
         engine["enable_prefix_caching"] = False
         notes.append(
