@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from packaging.version import Version
 
 from hybridspec.drafts.registry import STRATEGIES, make_draft, make_length
 from hybridspec.engine_requests import Request, Requests
@@ -205,7 +206,7 @@ def wants_full_drafts(vllm_config: Any) -> bool:
     window of the convolution is rolled by K tokens, and whose rows without a draft forget how many were accepted.
     """
     found = installed()
-    old = found is not None and tuple(map(int, found[1].split(".")[:2])) < (0, 33)
+    old = found is not None and Version(found[1]).release < (0, 33)
     return old and bool(getattr(vllm_config.model_config, "is_hybrid", False))
 
 
