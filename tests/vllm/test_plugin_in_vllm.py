@@ -219,7 +219,7 @@ def test_fifty_requests_and_aborts_leave_nothing(batches: Any) -> None:
 
 
 def tensor_bytes() -> int:
-    """Of all storages that tensors of this process hold."""
+    """Of all storages that tensors of this process hold, but for what vLLM froze when it started."""
     gc.collect()
     storages = {}
     for thing in gc.get_objects():
