@@ -19,12 +19,15 @@ PATIENCE = 8
 
 @dataclass(eq=False)
 class Request:
-    """One sequence: ``tokens`` is what its drafting has been told, ``proposed`` what it was last asked for."""
+    """One sequence: ``tokens`` is what its drafting has been told, ``proposed`` what it was last asked for, ``filled``
+    how many tokens of nobody's choice the engine was given behind that.
+    """
 
     drafting: Drafting
     length: DraftLength
     tokens: np.ndarray
     proposed: list[int] = field(default_factory=list)
+    filled: int = 0
     draft_seconds: float = 0.0
     absent: int = 0
 
@@ -47,7 +50,7 @@ class Request:
         for token in fresh[accepted + 1 :]:
             self.drafting.accept(0, token)
         self.length.observe(Step(len(self.proposed), accepted, self.draft_seconds, seconds, 0.0))
-        self.tokens, self.proposed, self.draft_seconds = history.copy(), [], 0.0
+        self.tokens, self.proposed, self.filled, self.draft_seconds = history.copy(), [], 0, 0.0
 
     def propose(self, k: int) -> list[int]:
         wanted = min(k, self.length.limit())
@@ -95,7 +98,9 @@ class Requests:
         n = len(history)
         for old in range(n - 1, max(0, n - 1 - most), -1):
             for request in self._by_key.get((old, int(history[old - 1])), ()):
-                if n - old <= len(request.proposed) + 1 and np.array_equal(request.tokens, history[:old]):
+                if n - old <= len(request.proposed) + request.filled + 1 and np.array_equal(
+                    request.tokens, history[:old]
+                ):
                     self._remove(request)
                     try:
                         request.go_on(history, seconds)

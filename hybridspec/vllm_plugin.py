@@ -25,10 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from packaging.version import Version
 
 from hybridspec.drafts.registry import STRATEGIES, make_draft, make_length
 from hybridspec.engine_requests import Request, Requests
 from hybridspec.errors import ContextLengthError, InputError
+from hybridspec.export.key_sets import installed
 from hybridspec.runner import check_mode
 
 
@@ -108,6 +110,7 @@ class HybridDraftProposer:
         capacity = settings.max_sequences or getattr(scheduler, "max_num_seqs", None) or 64
         self.requests = Requests(draft, lambda: make_length(rule), capacity)
         self.max_length: int = getattr(vllm_config.model_config, "max_model_len", None) or 2**31
+        self.fills_up = wants_full_drafts(vllm_config)
         self._idle_seconds = settings.idle_seconds
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
@@ -124,7 +127,8 @@ class HybridDraftProposer:
         slot_mappings: object = None,
         **_: object,
     ) -> list[list[int]]:
-        """Up to K tokens for each row; none for a row that has not sampled, which is in the middle of its prompt.
+        """Up to K tokens for each row; none for a row that has not sampled, which is in the middle of its prompt. Where
+        short drafts are not safe (:func:`wants_full_drafts`), any token fills them up.
 
         Args:
             sampled_token_ids: what each row has just sampled.
@@ -148,16 +152,20 @@ class HybridDraftProposer:
 
     def _propose(self, history: np.ndarray, seconds: float, seen: set[Request]) -> list[int]:
         begun = time.monotonic()
+        room = max(0, min(self.k, self.max_length - len(history) - 1))
+        filler = [int(history[-1])] * room if self.fills_up else []
         try:
             request = self.requests.find(history, self.k + 1, seconds)
         except ContextLengthError:
-            return []
+            return filler
         seen.add(request)
-        tokens = request.propose(min(self.k, self.max_length - len(history) - 1))
+        tokens = request.propose(room)
         request.draft_seconds = time.monotonic() - begun
         # A draft may have more rows than the target; vLLM must not see their numbers.
         known = next((i for i, token in enumerate(tokens) if token >= self.vocab_size), len(tokens))
-        return tokens[:known]
+        filler = filler[known:]
+        request.filled = len(filler)
+        return [*tokens[:known], *filler]
 
     def _wait(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._free_if_idle)
@@ -191,6 +199,15 @@ def engine_target(vllm_config: Any, settings: Settings) -> SimpleNamespace:
         device=device,
         requested_rollback=settings.rollback,
     )
+
+
+def wants_full_drafts(vllm_config: Any) -> bool:
+    """Whether a draft shorter than K may kill the engine or leave it a stale state: of a hybrid before vLLM 0.33, whose
+    window of the convolution is rolled by K tokens, and whose rows without a draft forget how many were accepted.
+    """
+    found = installed()
+    old = found is not None and Version(found[1]).release < (0, 33)
+    return old and bool(getattr(vllm_config.model_config, "is_hybrid", False))
 
 
 def refuse_readers(spec: str) -> None:

@@ -145,6 +145,7 @@ GRANITE = "granitemoehybrid"
         (QWEN, None, "ngram", {"device": "cpu"}, "linear heads of 64", "own runner"),
         (QWEN, DENSE, None, {"runner": "v1"}, "more than one KV cache group", "one layer"),
         (QWEN, None, "suffix", {"runner": "v2"}, "does not have this method", "--runner"),
+        ("qwen4_exp_text", QWEN, None, {}, "native MTP checkpoint", "ngram"),
     ],
 )
 def test_what_dies_or_degrades_is_refused(
@@ -240,6 +241,12 @@ def test_one_sequence_at_a_time_on_an_old_cpu_build(stand_in: Callable) -> None:
     assert "max_num_seqs" not in ask(models, None, device="cpu").engine_arguments
     assert "synthetic" in ask(models, None, device="cpu", synthetic=True, acceptance_length=2.0).what.lower()
     assert "prefix" in ask(models, None, device="cpu", prefix_caching=True).what.lower()
+
+
+def test_latent_attention_on_a_cpu_goes_without_prefix_caching(stand_in: Callable) -> None:
+    models = read_models(stand_in("kimi_linear"))
+    for device, engine in (("cpu", {"enable_prefix_caching": False}), ("gpu", {})):
+        assert export_vllm(models, PLAIN, Options(NEW, device)).engine_arguments == engine
 
 
 def test_sequences_by_memory_follow_the_formula_that_is_shown(stand_in: Callable) -> None:

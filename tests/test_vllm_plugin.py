@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybridspec import vllm_plugin
 from hybridspec.drafts.length import DraftLength
 from hybridspec.engine_requests import PATIENCE
 from hybridspec.errors import IncompatiblePairError, InputError
@@ -19,11 +20,13 @@ K = 3
 MakeProposer = Callable[..., HybridDraftProposer]
 
 
-def config(vocabulary: int = VOCABULARY, max_length: int | None = None, **settings: object) -> SimpleNamespace:
+def config(
+    vocabulary: int = VOCABULARY, max_length: int | None = None, hybrid: bool = False, **settings: object
+) -> SimpleNamespace:
     return SimpleNamespace(
         additional_config={"hybridspec": {"draft": "same-architecture:somewhere", **settings}},
         speculative_config=SimpleNamespace(num_speculative_tokens=K),
-        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary, max_model_len=max_length),
+        model_config=SimpleNamespace(get_vocab_size=lambda: vocabulary, max_model_len=max_length, is_hybrid=hybrid),
     )
 
 
@@ -164,6 +167,25 @@ def test_drafts_end_at_the_engines_context(make_proposer: MakeProposer) -> None:
         greedy([3, 4, 5, 6], 1),
         [],
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "hybrid", "full"), [("0.32.0", True, True), ("0.32.0", False, False), ("0.33.1", True, False)]
+)
+def test_short_drafts_are_filled_up_where_an_engine_cannot_take_them(
+    version: str, hybrid: bool, full: bool, make_proposer: MakeProposer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_plugin, "installed", lambda: ("vllm", version))
+    proposer = make_proposer(draft="prompt-lookup:longest=2", hybrid=hybrid, max_length=12)
+    first, second, third = [5, 6, 7, 8, 5, 6], [5, 6, 7], list(range(3, 13))
+    drafts = call(proposer, [first, second, third, first], silent=(3,))
+    # The third has room for one token more before the last.
+    assert drafts == [[7, 8, 5], [7, 7, 7] if full else [], [12] if full else [], []]
+    # What fills may be right by chance.
+    grown = [*second, 7, 7, 9] if full else [*second, 9]
+    opened = proposer.requests.opened
+    call(proposer, [grown])
+    assert proposer.requests.opened == opened
 
 
 def test_settings_are_checked(make_proposer: MakeProposer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ GATED_DELTA = "gated delta rule"
 MATRIX_ROW = {"suffix": "ngram", "custom_class": "ngram"}
 #: Methods that only the V1 runner has.
 V1_ONLY = ("suffix", "custom_class")
+#: Methods that it lets Qwen4Exp have (``models/config.py`` of 0.32 and 0.33).
+QWEN4_EXP = ("mtp", "ngram")
 OWN_RUNNER = "hybridspec's own runner"
 
 
@@ -197,6 +199,12 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.serving.runner == "v2" and c.method in V1_ONLY,
         "Its V2 model runner does not have this method, and refuses to start.",
         "leave --runner out: vLLM takes V1 for it",
+    ),
+    Rule(
+        lambda c: c.target.model_type.startswith("qwen4_exp") and c.method not in QWEN4_EXP,
+        "For Qwen4Exp it takes the model's own head and n-grams alone, and stops with 'Qwen4Exp speculative decoding "
+        "supports only its native MTP checkpoint and linear n-gram proposers'.",
+        lambda c: "--method mtp" if c.target.has_head else _without_head(c),
     ),
     # Drafts.
     Rule(

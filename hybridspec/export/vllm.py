@@ -23,6 +23,8 @@ LENGTH = 8192
 #: Methods for which vLLM changes K with the batch (``_maybe_disable_dynamic_sd_for_v1`` of 0.33).
 BY_BATCH = ("ngram", "mtp", "draft_model")
 OURS = ("model", "speculative_config")
+#: The recurrence of the hybrids whose attention is latent.
+LATENT = "Kimi delta attention"
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,17 @@ def _engine(models: Models, proposal: Proposal, options: Options, notes: list[st
         notes.append(
             "Prefix caching is on, as asked: together with speculation on hybrids it has corrupted outputs in several "
             "versions (vllm#43559, #47194, #53912). Compare outputs with and without it first."
+        )
+    if options.keys.release < (0, 33) and GATED_DELTA in models.recurrent_mixers and proposal.method is not None:
+        notes.append(
+            f"Leave {proposal.k} tokens of --max-model-len free: near its end drafts are cut short, which "
+            f"{options.keys.name} may die of ('The size of tensor a must match')."
+        )
+    if options.device == "cpu" and LATENT in models.recurrent_mixers and "enable_prefix_caching" not in engine:
+        engine["enable_prefix_caching"] = False
+        notes.append(
+            "Prefix caching is off: on a CPU vLLM turns it off for latent attention by itself, and then stops over its "
+            "own setting ('--mamba-block-size can only be set with --enable-prefix-caching')."
         )
     if options.device == "cpu" and GATED_DELTA in models.recurrent_mixers:
         if engine.setdefault("dtype", "bfloat16") not in ("bfloat16", "auto"):

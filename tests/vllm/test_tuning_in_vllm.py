@@ -1,4 +1,4 @@
-"""tune on real engines and servers: vLLM's CPU build, the embedded pair in bfloat16, one sequence at a time."""
+"""tune on a real engine and a real server: vLLM's CPU build, the embedded pair in bfloat16, one sequence at a time."""
 
 import json
 import os
@@ -13,34 +13,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hybridspec.audit.server import Counters
+from hybridspec.cli.app import app
 from hybridspec.export.vllm import Export
 from hybridspec.tuning.config_file import ServingOptions
-from hybridspec.tuning.configuration import PLAIN, Configuration
+from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.server_run import ServerTuning
-from hybridspec.tuning.study import Settings
+from hybridspec.tuning.study import Settings, WorkloadResult
 from hybridspec.tuning.vllm_run import VllmTuning
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 DRAFT = "same-architecture:draft-4-layers"
-K = 3
+K = 2
 SETTINGS = Settings(longest=K, prompts=2, max_new_tokens=24, trials=1, seconds=None)
-#: A model this small is slowed down by threads.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
-@pytest.fixture
-def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmTuning:
-    pytest.importorskip("vllm", reason="needs the environment that tests/vllm/environment.sh builds")
-    for name, value in {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory: pytest.TempPathFactory) -> VllmTuning:
     request = TuneRequest(
         drafts=(DRAFT,),
         lengths=(),
         workloads=("code",),
-        out=tmp_path / "out",
+        out=tmp_path_factory.mktemp("tuned"),
         settings=SETTINGS,
         backend="vllm",
         serving=ServingOptions(max_model_len=512, enforce_eager=True),
@@ -49,10 +47,15 @@ def tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmTuning:
     return VllmTuning(request)
 
 
-def test_offline_engine(tuning: VllmTuning, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def result(tuning: VllmTuning) -> WorkloadResult:
     (study,) = tuning.studies
-    result = study.run()
-    (path,) = (tmp_path / "out" / "engines").glob(f"*K-{K}-*.answer.json")
+    return study.run()
+
+
+def test_acceptance_of_an_offline_engine_is_that_of_its_counters(tuning: VllmTuning, result: WorkloadResult) -> None:
+    out = tuning.request.out
+    (path,) = (out / "engines").glob(f"*K-{K}-*.answer.json")
     rounds = json.loads(path.read_text())["loads"]["code@1"]
     counters = [r["counters"] for r in rounds]
     drafts = sum(c["drafts"][0] for c in counters)
@@ -63,8 +66,8 @@ def test_offline_engine(tuning: VllmTuning, tmp_path: Path) -> None:
     assert [r["all_tokens"] for r in rounds] == [SETTINGS.max_new_tokens - 1] * len(rounds)
     # Each step that emits tokens is one row, and all but the last may be short of a draft.
     assert sum(r["all_rows"] for r in rounds) >= drafts
-    write_profile(tuning.profile(), tmp_path / "out")
-    row = read_profile(tmp_path / "out")["workloads"]["code"]["by_concurrency"]["1"]
+    write_profile(tuning.profile(), out)
+    row = read_profile(out)["workloads"]["code"]["by_concurrency"]["1"]
     print(json.dumps(row, indent=1))
     assert row["acceptance"]["by_position"] == [n / drafts for n in survey.accepted]
 
@@ -77,10 +80,9 @@ def serving(export: Export, log: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     words = [w for w in shlex.split(export.command) if not w.startswith("VLLM_")]
     command = [str(Path(sys.executable).parent / words[0]), *words[1:], "--host", "127.0.0.1", "--port", str(port)]
+    variables = {**os.environ, **export.environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **export.environment}
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
@@ -96,24 +98,41 @@ def serving(export: Export, log: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def test_running_servers(tuning: VllmTuning, tmp_path: Path) -> None:
-    exports = [tuning.export(c) for c in (Configuration(DRAFT, str(K)), PLAIN)]
-    with serving(exports[0], tmp_path / "k.log") as fast, serving(exports[1], tmp_path / "plain.log") as plain:
+def metrics(url: str) -> Counters:
+    return Counters.read(urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode())
+
+
+def test_a_running_server(tuning: VllmTuning, result: WorkloadResult, tmp_path: Path) -> None:
+    from openai import OpenAI
+
+    with serving(tuning.export(Configuration(DRAFT, str(K))), tmp_path / "server.log") as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none")
+        model = client.models.list().data[0].id
+        before = metrics(url)
+        answer = client.completions.create(model=model, prompt="def add(a, b):", max_tokens=20, temperature=0)
+        served = metrics(url).since(before)
+        assert answer.usage.completion_tokens == 20 and answer.choices[0].text
+        assert served.drafts > 0 and served.drafted == K * served.drafts
+        # The first token comes from the prompt, each step gives one more than it accepts.
+        assert served.accepted + served.drafts + (K + 1) >= 19
+        audit = CliRunner().invoke(app, ["audit", "server", url, "--prompts", "2", "--new-tokens", "16", "--json"])
+        print(audit.stdout)
+        assert audit.exit_code == 0, audit.output
         request = TuneRequest(
-            workloads=("code",), settings=SETTINGS, backend="server", serving=ServingOptions(url=(fast, plain))
+            workloads=("code",), settings=SETTINGS, backend="server", serving=ServingOptions(url=(url,))
         )
         servers = ServerTuning(request)
-        assert sorted(servers.servers) == [0, K]
+        assert list(servers.servers) == [K]
         (study,) = servers.studies
         study.run()
         profile = servers.profile()
     write_profile(profile, tmp_path / "out")
     entry = read_profile(tmp_path / "out")["workloads"]["code"]["by_concurrency"]["1"]
     print(json.dumps(entry, indent=1))
-    without, measured = entry["measured"]
-    assert (without["k"], measured["k"]) == (0, K) and "warnings" not in entry
-    assert measured["draft_tokens"] == K * measured["drafts"] and not without["drafts"]
+    (measured,) = entry["measured"]
+    assert measured["k"] == K and "warnings" not in entry
+    assert measured["draft_tokens"] == K * measured["drafts"] > 0
     assert entry["acceptance"]["by_position"] == [n / measured["drafts"] for n in measured["accepted_by_position"]]
     # The server speculates as the offline engine does.
-    survey = tuning.studies[0].run().survey.drafts[DRAFT]
+    survey = result.survey.drafts[DRAFT]
     assert entry["acceptance"]["by_position"] == [a / d for a, d in zip(survey.accepted, survey.drafted, strict=True)]
