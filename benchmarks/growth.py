@@ -27,6 +27,7 @@ from benchmarks.intervals import ratio_of_medians, summary
 from benchmarks.tables import Grid, size
 from benchmarks.transformers_model import Model
 from hybridspec.runner import TargetRunner
+from hybridspec.storages import recurrent_bytes
 
 VOCABULARY = 256
 #: Of all memory that is free, what a model may take.
