@@ -1,17 +1,17 @@
 """The tuner against an exhaustive grid: how much speed-up its answers lose, and how much measuring they save.
 
-The grid measures every configuration of the tuner's space on the same prompts, all of them in each interleaved round;
-the best of it is the oracle. Regret: the oracle's speed-up over the grid's speed-up of the tuner's answer, minus 1. The
-grid's own best is partly luck, so its winner is chosen on half of the rounds and judged, like the tuner's answer, on
-the other half. Time is the seconds that the models ran, prefill left out on both sides. The tuner runs first, in a
-storage of its own.
+The grid measures every configuration of the tuner's space on all the prompts that the tuner might use, every one in
+each interleaved round; the best of it is the oracle. Regret: the oracle's speed-up over the grid's speed-up of the
+tuner's answer, minus 1. The grid's own best is partly luck, so its winner is chosen on half of the rounds and judged,
+like the tuner's answer, on the other half. Time is wall time, prefill included on both sides. The tuner runs first, in
+a storage of its own.
 """
 
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -62,8 +62,12 @@ def grid(study: WorkloadStudy, rounds: int, seed: int) -> list[dict[Configuratio
     return found
 
 
-def pooled(rounds: Sequence[dict[Configuration, list[Sample]]]) -> dict[Configuration, float]:
-    return {c: float(ratio(samples_table([s for r in rounds for s in r[c]]))) for c in rounds[0]}
+def pooled(
+    rounds: Sequence[dict[Configuration, list[Sample]]], prompts: Collection[str] | None = None
+) -> dict[Configuration, float]:
+    """Speed-ups over all rounds, of these prompts or all."""
+    kept = {c: [s for r in rounds for s in r[c] if prompts is None or s.prompt in prompts] for c in rounds[0]}
+    return {c: float(ratio(samples_table(samples))) for c, samples in kept.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=2,
         help="rounds of the grid: its winner is chosen on one half of them and judged on the other",
     )
-    parser.add_argument("--seconds", type=float, default=20.0, help="the tuner's time limit per workload")
+    parser.add_argument("--seconds", type=float, default=Settings.seconds, help="the tuner's time limit per workload")
     chosen = parser.parse_args(arguments)
     if chosen.smoke:
         chosen.workload, chosen.draft, chosen.length = ["json"], ["prompt-lookup"], ["fixed"]
@@ -113,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rounds = grid(study, chosen.rounds, seed=chosen.seed + 1)
                 grid_seconds = (time.perf_counter() - begun) / chosen.rounds
                 half = len(rounds) // 2
+                # The survey has seen no others.
+                surveyed = {study.backend.prompts[i].id for i in study.backend.first}
                 chosen_on, judged_on = pooled(rounds[:half]), pooled(rounds[half:])
                 oracle = max(chosen_on, key=chosen_on.get)
                 answer = result.answer.configuration
@@ -135,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         "prediction_errors": {c.label: e for c, e in result.prediction_errors.items()},
                         "errors_against_grid": {
                             c.label: result.survey.predicted[c] / v - 1
-                            for c, v in pooled(rounds).items()
+                            for c, v in pooled(rounds, surveyed).items()
                             if c in result.survey.predicted
                         },
                     }

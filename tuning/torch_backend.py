@@ -36,7 +36,7 @@ class TorchBackend(Backend):
         seed: int = 0,
     ) -> None:
         self.bench, self.prompts = bench, [*prompts, *more_prompts]
-        self.more, self._first = len(more_prompts), range(len(prompts))
+        self.more, self.first = len(more_prompts), range(len(prompts))
         self.longest, self.max_new_tokens, self.repeats = longest, max_new_tokens, repeats
         self.sampling, self.seed = sampling, seed
         self._stack = ExitStack()
@@ -66,10 +66,10 @@ class TorchBackend(Backend):
     def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
         drafts = list(dict.fromkeys(c.draft for c in configurations if not c.plain))
         looks = any(self.bench.length(c).looks_at_drafts for c in configurations)
-        parts = (1 + len(drafts)) * len(self._first)
+        parts = (1 + len(drafts)) * len(self.first)
         plain, runs = [], {draft: [] for draft in drafts}
-        for index in self._first:
-            progress(f"survey, prompt {index + 1} of {len(self._first)}", (1 + len(drafts)) * index / parts)
+        for index in self.first:
+            progress(f"survey, prompt {index + 1} of {len(self.first)}", (1 + len(drafts)) * index / parts)
             plain.append(self._prompt(None, index).run(0, self.max_new_tokens))
             for draft in drafts:
                 rule = Surveying(self.longest, looks)
@@ -83,7 +83,7 @@ class TorchBackend(Backend):
     ) -> list[Sample]:
         rule = self.bench.length(configuration)
         segments = self.bench.segments(configuration)
-        indices = range(len(self._first), len(self.prompts)) if more else self._first
+        indices = range(len(self.first), len(self.prompts)) if more else self.first
         draft = None if configuration.plain else configuration.draft
         if rule.learns:
             # Measured as it serves: after it has seen such texts.
