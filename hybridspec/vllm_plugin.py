@@ -196,6 +196,7 @@ def engine_target(vllm_config: Any, settings: Settings) -> SimpleNamespace:
         vocab_size=model.get_vocab_size(),
         tokenizer=None if skipped else AutoTokenizer.from_pretrained(folder, local_files_only=True),
         model=SimpleNamespace(dtype=dtype),
+        compiled=None,
         device=device,
         requested_rollback=settings.rollback,
     )

@@ -150,7 +150,7 @@ def check_python(arguments: list[str], config: pytest.Config) -> None:
             check_pytest(rest, ROOT, config)
         elif importlib.util.find_spec(name) is None:
             raise DocumentError(f"no module {name}")
-        elif name.startswith("hybridspec"):
+        elif name.split(".")[0] in ("hybridspec", "benchmarks"):
             check_options(lambda: runpy.run_module(name, run_name="__main__"), name, rest)
         return
     script = ROOT / arguments[0]

@@ -199,7 +199,7 @@ BROKEN = {
         "<!-- test: slow -->\n```sh\nhybridspec audit vllm X --max-lenght 3\n```",
         "max-lenght",
     ),
-    "a wrong script option": ("<!-- test: slow -->\n```sh\npython benchmarks/rollback.py --no\n```", "refused"),
+    "a wrong script option": ("<!-- test: slow -->\n```sh\npython -m benchmarks rollback --no\n```", "refused"),
     "no such script": ("<!-- test: slow -->\n```sh\npython benchmarks/none.py\n```", "no such script"),
     "no such module": ("<!-- test: slow -->\n```sh\npython -m hybridspec.none\n```", "no module"),
     "no such marker": ("<!-- test: parse, long -->\n```sh\npytest -m fast\n```", "fast"),
