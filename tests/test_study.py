@@ -321,7 +321,7 @@ def worker(out: Path, delay: float, storage: str = "") -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root)
 
 
-@pytest.mark.parametrize("storage", ["", "journal"])
+@pytest.mark.parametrize("storage", ["", pytest.param("journal", marks=pytest.mark.slow)])
 def test_two_workers_share_one_study(tmp_path: Path, storage: str) -> None:
     url = str(tmp_path / "journal.log") if storage else ""
     # The survey first, as the command does before it starts others.
