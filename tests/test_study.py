@@ -8,13 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.errors import InputError
+from hybridspec.errors import InputError, SessionError
 from hybridspec.runner import TargetRunner
+from hybridspec.tuning import trial
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.decision import decide, shared_speedups
@@ -356,3 +360,20 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len({*resumed.samples, *resumed.pruned}) == 4
     assert not before & set(backend.measured)
     assert all(resumed.samples[c] == s for c, s in kept.samples.items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin", "tie"),
+    [
+        (torch.float32, 5e-4, True),
+        (torch.float32, 2e-3, False),
+        (torch.bfloat16, 0.125, True),
+        (torch.bfloat16, 0.5, False),
+    ],
+)
+def test_outputs_may_part_at_a_tie_of_the_logits_type(dtype: torch.dtype, margin: float, tie: bool) -> None:
+    logits = torch.tensor([[0.0, 0.0, margin]], dtype=dtype)
+    session = SimpleNamespace(verify=lambda block: logits.expand(len(block), -1))
+    prompt = SimpleNamespace(id="p0", tokens=[5], session=session, rewind=lambda: None)
+    with nullcontext() if tie else pytest.raises(SessionError, match="prompt p0: .* at token 1"):
+        trial._check_tie(prompt, [0, 1, 0], [0, 2, 0])
