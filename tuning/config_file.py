@@ -122,16 +122,8 @@ class TuneConfig:
     path: Path | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        least = {
-            "max_k": 1,
-            "prompts": 1,
-            "more_prompts": 0,
-            "max_new_tokens": 2,
-            "temperature": 0,
-            "top_k": 1,
-            "seed": 0,
-        }
-        at_least({**least, "trials": 1, "seconds": 0, "workers": 1, "threads": 1}, self)
+        least = {"max_k": 1, "prompts": 1, "max_new_tokens": 2, "temperature": 0, "top_k": 1, "seed": 0}
+        at_least({**least, "more_prompts": 0, "trials": 1, "seconds": 0, "workers": 1, "threads": 1}, self)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top_p must lie above 0 and up to 1, not {self.top_p}")
         for registry, specs in ((STRATEGIES, self.drafts), (LENGTHS, self.lengths)):

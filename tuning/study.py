@@ -230,7 +230,7 @@ class WorkloadStudy:
         if self._out_of_time(elapsed, here):
             return f"the time limit of {self.settings.seconds:.0f} s"
         if done and not self.settings.keep_going:
-            best = max([1.0, *shared_speedups(result.samples).values()])
+            best = _best(result)
             values, scatter = self._values(result)
             bound = max(values[c] for c in untried) * (1 + scatter)
             if bound <= best * (1 + WORTHWHILE):
@@ -257,7 +257,7 @@ class WorkloadStudy:
             return
         trial, configuration = claimed
         more = trial.user_attrs.get(MORE, False)
-        best = max([1.0, *shared_speedups(result.samples).values()])
+        best = _best(result)
         done = len(result.samples) + len(result.pruned)
         seen: list[Sample] = []
         count = (self.backend.more if more else self.settings.prompts) * self.settings.repeats
@@ -321,6 +321,11 @@ class WorkloadStudy:
 
     def _running(self) -> list[Configuration]:
         return [_configuration(t) for t in self._trials(TrialState.RUNNING)]
+
+
+def _best(result: WorkloadResult) -> float:
+    """The speed-up to beat, at least that of plain decoding."""
+    return max([1.0, *shared_speedups(result.samples).values()])
 
 
 def hopeless(samples: Sequence[Sample], best: float, count: int) -> bool:

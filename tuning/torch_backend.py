@@ -129,8 +129,8 @@ def survey_of(
     Widths are timed on one prompt, so they count as ratios to a plain step there; times are those of the runs.
     """
     middle = statistics.median
-    ratios = [seconds / alone for seconds in verify]
     target_step = middle(s.verify_seconds + s.commit_seconds for run in plain for s in run.steps)
+    ratios = [seconds / alone for seconds in verify]
     drafts, rollback, predicted = {}, {}, {}
     costs: dict[str, Costs] = {}
     outputs: dict[str, list[list[Place]]] = {}
