@@ -18,6 +18,7 @@ COMMANDS = {
     "embedded-pair": "a sweep of K over the embedded workloads, with the loop's efficiency",
     "draft-length": "draft-length rules against the best fixed K, on a stream that changes",
     "tuner-oracle": "the tuner's answers against an exhaustive grid",
+    "gpu": "step, verify pass, rollback, loop and kernels on one GPU, random weights at real dimensions",
     "peers": "make the environment of the peers beforehand (plain and speculative make it when it is missing)",
     "table": "results/README.md from the JSON files beside it",
 }

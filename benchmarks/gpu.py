@@ -1,7 +1,6 @@
 """What speculative decoding of a large hybrid costs on one GPU: random weights at real dimensions, forced acceptance.
 
-    python benchmarks/gpu.py --json gpu.json
-    python benchmarks/gpu.py --device cpu --smoke      # the same code in seconds: does it run?
+``--device cpu --smoke`` runs the same code in seconds: does it work?
 
 The model is a stack of a few Qwen3.5-27B-like layers (three of the gated delta rule to one of attention) in bf16, made
 on the device from a config: nothing is downloaded. Results are checked before they are timed. A section that fails
@@ -13,13 +12,10 @@ Runners: ``eager`` is TargetRunner, ``static`` StaticRunner without graphs, ``gr
 import argparse
 import json
 import os
-import platform
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +27,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from benchmarks import command
+from benchmarks.machine import machine, versions
 from hybridspec import acceptance, kernels
 from hybridspec.drafts.base import Proposal
 from hybridspec.recurrence import gated_delta, ssd
@@ -40,6 +38,8 @@ from hybridspec.sampling import Sampling
 from hybridspec.session import Session
 from hybridspec.static import StaticRunner
 
+#: What decides which kernels run.
+PACKAGES = ("triton", "flash-linear-attention", "causal-conv1d")
 #: Dimensions as in Qwen3.5-27B, which has 64 of these layers.
 REAL = {
     "vocab_size": 248_320,
@@ -483,7 +483,7 @@ def prefill(bench: Bench) -> dict:
     finally:
         bench.repeats = repeats
     rate = 1e3 * len(tokens) / taken["milliseconds"]
-    by = "flash-linear-attention" if installed("flash-linear-attention") else "PyTorch"
+    by = "flash-linear-attention" if versions(("flash-linear-attention",)) else "PyTorch"
     bench.console.print(f"prefill of {len(tokens)} tokens ({by}): {taken['milliseconds']:.1f} ms, {rate:.0f} tokens/s")
     return taken | {"tokens_per_second": rate, "by": by}
 
@@ -500,22 +500,10 @@ SECTIONS: dict[str, Callable[[Bench], dict]] = {
 }
 
 
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def machine(device: torch.device) -> dict:
-    packages = ("torch", "transformers", "triton", "flash-linear-attention", "causal-conv1d", "hybridspec")
-    described = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-    return described | {name: installed(name) for name in packages}
+def described(device: torch.device) -> dict:
+    """Device, machine and versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"device": name, **machine(torch.get_num_threads()), **versions(PACKAGES)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -524,7 +512,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, or 1 if a section failed.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks gpu",
+        description=__doc__,
+        epilog="example: python -m benchmarks gpu --json gpu.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--smoke", action="store_true", help="tiny dimensions, few repeats: does it run?")
     parser.add_argument("--section", action="append", choices=list(SECTIONS), help="repeat for several; default: all")
@@ -546,10 +539,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.smoke:
         arguments.layers, arguments.prompt = min(arguments.layers, 4), min(arguments.prompt, 40)
         arguments.k, arguments.repeats = min(arguments.k, 3), min(arguments.repeats, 3)
-    console = Console(width=None if Console().is_terminal else 150)
+    console = command.console()
     bench = Bench(device, arguments.smoke, arguments.layers, arguments.prompt, arguments.repeats, arguments.k, console)
     results = bench.results
-    results["machine"] = machine(device)
+    results["machine"] = described(device)
     results["settings"] = {n: getattr(arguments, n) for n in ("layers", "prompt", "k", "repeats", "smoke")}
     results["settings"]["dimensions"] = bench.dimensions
     failed: dict[str, str] = {}
@@ -580,7 +573,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{len(failed)} of {len(arguments.section or SECTIONS)} sections failed", style="red" if failed else ""
     )
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,7 +6,7 @@ second leave the prefill out. Outputs must equal ours token for token.
 
 from collections.abc import Sequence
 
-from benchmarks import command, side_by_side
+from benchmarks import side_by_side
 from benchmarks.contest import PEERS, Entry
 from benchmarks.measured import HEADINGS, cells
 from benchmarks.tables import Grid, spread
@@ -28,10 +28,7 @@ ENTRIES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = side_by_side.options("plain", __doc__, "--workload json --prompts 2 --save")
     chosen = parser.parse_args(arguments)
-    status, result = side_by_side.run(chosen, ENTRIES)
-    if result:
-        command.show(command.console(), tables(result))
-    return status
+    return side_by_side.run(chosen, ENTRIES, tables)
 
 
 def tables(result: dict) -> list[Grid]:

@@ -3,7 +3,7 @@
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import command, environment
@@ -43,8 +43,10 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
     return parser
 
 
-def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict]:
-    """Holds the contest; exit status and result. Entries of the peers' environment fall away ``--without-peers``."""
+def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[dict], list[Grid]]) -> int:
+    """Holds the contest and shows its tables; the exit status. Entries of the peers' environment fall away
+    ``--without-peers``.
+    """
     console = command.console()
     if chosen.smoke:
         chosen.workload, chosen.prompts, chosen.new_tokens, chosen.repeats = ["json"], 1, 6, 1
@@ -61,7 +63,7 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict
             python = environment.make(chosen.peers, say=console.print)
         except environment.EnvironmentNotMade as error:
             print(error, file=sys.stderr)
-            return 1, {}
+            return 1
     prompts = encoded(chosen)
     with command.recorded(chosen, console) as result:
         outcome = hold(
@@ -82,7 +84,8 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry]) -> tuple[int, dict
             print(f"nothing was measured: {reason}", file=sys.stderr)
             sys.exit(1)
         result |= report(outcome)
-    return 0, result
+    command.show(console, tables(result))
+    return 0
 
 
 def encoded(chosen: argparse.Namespace) -> list[ContestPrompt]:

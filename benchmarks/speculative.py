@@ -32,10 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         Entry("ours", lengths[-1], PEERS),
     ]
-    status, result = side_by_side.run(chosen, entries)
-    if result:
-        command.show(command.console(), tables(result))
-    return status
+    return side_by_side.run(chosen, entries, tables)
 
 
 def tables(result: dict) -> list[Grid]:

@@ -1,39 +1,26 @@
-"""``benchmarks/gpu.py --device cpu --smoke`` runs every section, and tells when one fails."""
+"""``python -m benchmarks gpu --device cpu --smoke`` runs every section, and tells when one fails."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
+from benchmarks import gpu
 from hybridspec.static_layers import Group
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 SMOKE = ["--device", "cpu", "--smoke"]
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", PATH)
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def result(benchmark: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     path = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    assert benchmark.main([*SMOKE, "--k", "2", "--repeats", "1", "--json", str(path)]) == 0
+    assert gpu.main([*SMOKE, "--k", "2", "--repeats", "1", "--json", str(path)]) == 0
     return json.loads(path.read_text())
 
 
-def test_every_section_has_results(benchmark: ModuleType, result: dict) -> None:
-    assert set(benchmark.SECTIONS) <= set(result)
+def test_every_section_has_results(result: dict) -> None:
+    assert set(gpu.SECTIONS) <= set(result)
     assert result["failed"] == {}
     assert result["left_out"] == []
     for path in ("eager", "static"):
@@ -43,8 +30,8 @@ def test_every_section_has_results(benchmark: ModuleType, result: dict) -> None:
     assert set(result["rollbacks"]) == {f"{mode}, {accepted} of 2" for mode in modes for accepted in range(3)}
 
 
-def test_bytes_are_what_can_be_counted_by_hand(benchmark: ModuleType, result: dict) -> None:
-    small, layers = benchmark.SMALL, 3
+def test_bytes_are_what_can_be_counted_by_hand(result: dict) -> None:
+    small, layers = gpu.SMALL, 3
     heads, key, value = (small[f"linear_{x}"] for x in ("num_value_heads", "key_head_dim", "value_head_dim"))
     memory = result["memory"]
     assert memory["state_plane"] == 4 * layers * heads * key * value
@@ -53,7 +40,7 @@ def test_bytes_are_what_can_be_counted_by_hand(benchmark: ModuleType, result: di
 
 
 def test_a_wrong_result_fails_its_section_only(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     # Keeps the state of before the block when part of it is kept.
     monkeypatch.setattr(
@@ -63,27 +50,27 @@ def test_a_wrong_result_fails_its_section_only(
     sections = ["--section", "equality", "--section", "memory"]
     # The self-test at load time would notice first.
     monkeypatch.setattr("hybridspec.static.check_rollback", lambda runner: None)
-    assert benchmark.main([*SMOKE, *sections, "--k", "2", "--repeats", "1", "--json", str(path)]) == 1
+    assert gpu.main([*SMOKE, *sections, "--k", "2", "--repeats", "1", "--json", str(path)]) == 1
     result = json.loads(path.read_text())
     assert "WrongResultError: static, 1 kept, layer 0: off by" in result["failed"]["equality"]
     assert "memory" in result
     assert "1 of 2 sections failed" in capsys.readouterr().out
 
 
-def test_no_section_starts_after_the_time(benchmark: ModuleType, capsys: pytest.CaptureFixture) -> None:
-    assert benchmark.main([*SMOKE, "--seconds", "-1"]) == 0
+def test_no_section_starts_after_the_time(capsys: pytest.CaptureFixture) -> None:
+    assert gpu.main([*SMOKE, "--seconds", "-1"]) == 0
     assert "no time left for bandwidth, kernels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--k", "0"], ["--section", "nothing"], ["--device", "cpu"]])
-def test_bad_arguments(benchmark: ModuleType, arguments: list[str]) -> None:
+def test_bad_arguments(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        benchmark.main(arguments)
+        gpu.main(arguments)
     assert stop.value.code == 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu(benchmark: ModuleType, capsys: pytest.CaptureFixture) -> None:
+def test_cuda_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        benchmark.main(["--device", "cuda"])
+        gpu.main(["--device", "cuda"])
     assert "no CUDA device is visible" in capsys.readouterr().err
