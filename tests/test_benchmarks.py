@@ -60,7 +60,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
         (["growth", "--values", "4"], "--values belong to one --axis"),
         (["growth", "--axis", "layers", "--values", "6"], "layers come in fours"),
         (["growth", "--axis", "hidden", "--values", "100"], "a multiple of 128"),
-        (["tuner-oracle", "--rounds", "1"], "argument --rounds: must be at least 2, not 1"),
+        (["tuner-oracle", "--rematches", "0"], "argument --rematches: must be at least 1, not 0"),
         (["embedded-pair", "--draft", "none"], "argument --draft: invalid choice"),
     ],
 )

@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from hybridspec.drafts.length import DraftLength
+from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.sampling import Sampling
 from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import Bench, Configuration
 from hybridspec.tuning.cost_model import Costs, Place, Surveying, measure_verify, places, play
 from hybridspec.tuning.encoding import EncodedPrompt
-from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, Run, measure_round
+from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, Run, in_turn, measure_pair
 
 
 class TorchBackend(Backend):
@@ -66,17 +66,18 @@ class TorchBackend(Backend):
     def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
         drafts = list(dict.fromkeys(c.draft for c in configurations if not c.plain))
         looks = any(self.bench.length(c).looks_at_drafts for c in configurations)
-        parts = (1 + len(drafts)) * len(self.first)
         plain, runs = [], {draft: [] for draft in drafts}
         for index in self.first:
-            progress(f"survey, prompt {index + 1} of {len(self.first)}", (1 + len(drafts)) * index / parts)
-            plain.append(self._prompt(None, index).run(0, self.max_new_tokens))
-            for draft in drafts:
-                rule = Surveying(self.longest, looks)
-                runs[draft].append((self._prompt(draft, index).run(rule, self.max_new_tokens), rule.rows))
+            progress(f"survey, prompt {index + 1} of {len(self.first)}", index / len(self.first))
+            rules = [FixedLength(0), *(Surveying(self.longest, looks) for _ in drafts)]
+            ways = [Contender(self._prompt(d, index), rule) for d, rule in zip([None, *drafts], rules, strict=True)]
+            alone, *others = in_turn([way.begin(self.max_new_tokens) for way in ways], self._order)
+            plain.append(alone)
+            for draft, run, rule in zip(drafts, others, rules[1:], strict=True):
+                runs[draft].append((run, rule.rows))
         progress("survey, step costs", 0.95)
-        alone, verify = measure_verify(self._prompt(None, 0), self.longest)
-        return survey_of(plain, runs, alone, verify, configurations, self.bench.length)
+        step, verify = measure_verify(self._prompt(None, 0), self.longest)
+        return survey_of(plain, runs, step, verify, configurations, self.bench.length)
 
     def measure(
         self, configuration: Configuration, on_sample: Callable[[int, Sample], None], more: bool = False
@@ -94,7 +95,7 @@ class TorchBackend(Backend):
             for index in indices:
                 prompt = self._prompt(draft, index)
                 contender = Contender(prompt, rule, segments, configuration.verification)
-                (pair,) = measure_round(self._prompt(None, index), [contender], self.max_new_tokens, self._order)
+                pair = measure_pair(self._prompt(None, index), contender, self.max_new_tokens, self._order)
                 samples.append(sample_of(pair))
                 on_sample(len(samples) - 1, samples[-1])
         return samples

@@ -2,15 +2,16 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
 from hybridspec.acceptance import Verification
 from hybridspec.audit.verdict import NEAR_TIE
-from hybridspec.decoder import Statistics, Step, check_length, continue_decoding, open_pair
+from hybridspec.decoder import Statistics, Step, Token, check_length, continue_decoding, open_pair
 from hybridspec.drafts.base import Draft
 from hybridspec.drafts.length import DraftLength, FixedLength
 from hybridspec.errors import SessionError
@@ -74,6 +75,32 @@ class PreparedPrompt:
             self.drafting.restore(self._draft_mark)
         self._generator.manual_seed(self.seed)
 
+    def begin(
+        self,
+        length: DraftLength,
+        max_new_tokens: int,
+        segments: SegmentedVerification | None = None,
+        verification: Verification = "token",
+    ) -> "Decoding":
+        """A generation from the snapshot on, nothing of it decoded yet. It ends the one before."""
+        check_length(self._target, self.tokens, max_new_tokens, length.demanded)
+        self.rewind()
+        statistics = Statistics()
+        stream = continue_decoding(
+            self.session,
+            self.drafting if length.longest else None,
+            self.tokens[-1],
+            length=length,
+            max_new_tokens=max_new_tokens,
+            sampling=self.sampling,
+            verification=verification,
+            segments=segments,
+            generator=self._generator,
+            stop_tokens=self._target.stop_tokens,
+            statistics=statistics,
+        )
+        return Decoding(stream, statistics)
+
     def run(
         self,
         k: int | DraftLength,
@@ -82,27 +109,31 @@ class PreparedPrompt:
         verification: Verification = "token",
     ) -> Run:
         length = FixedLength(k) if isinstance(k, int) else k
-        check_length(self._target, self.tokens, max_new_tokens, length.demanded)
-        self.rewind()
-        statistics = Statistics()
+        decoding = self.begin(length, max_new_tokens, segments, verification)
+        decoding.advance(max_new_tokens)
+        return decoding.run
+
+
+class Decoding:
+    """A generation that goes on piece by piece; its clocks run only while it does."""
+
+    def __init__(self, stream: Iterator[Token], statistics: Statistics) -> None:
+        self._stream, self._statistics = stream, statistics
+        self._tokens: list[int] = []
+        self._wall = self._cpu = 0.0
+
+    def advance(self, count: int) -> bool:
+        """Up to ``count`` more tokens; whether there were as many."""
+        before = len(self._tokens)
         wall, cpu = time.perf_counter(), time.process_time()
-        tokens = [
-            token.id
-            for token in continue_decoding(
-                self.session,
-                self.drafting if length.longest else None,
-                self.tokens[-1],
-                length=length,
-                max_new_tokens=max_new_tokens,
-                sampling=self.sampling,
-                verification=verification,
-                segments=segments,
-                generator=self._generator,
-                stop_tokens=self._target.stop_tokens,
-                statistics=statistics,
-            )
-        ]
-        return Run(tokens, statistics.steps, time.perf_counter() - wall, time.process_time() - cpu)
+        self._tokens += (token.id for token in islice(self._stream, count))
+        self._wall += time.perf_counter() - wall
+        self._cpu += time.process_time() - cpu
+        return len(self._tokens) == before + count
+
+    @property
+    def run(self) -> Run:
+        return Run(self._tokens, self._statistics.steps, self._wall, self._cpu)
 
 
 @dataclass(frozen=True)
@@ -113,6 +144,9 @@ class Contender:
     length: DraftLength
     segments: SegmentedVerification | None = None
     verification: Verification = "token"
+
+    def begin(self, max_new_tokens: int) -> Decoding:
+        return self.prompt.begin(self.length, max_new_tokens, self.segments, self.verification)
 
     def run(self, max_new_tokens: int) -> Run:
         return self.prompt.run(self.length, max_new_tokens, self.segments, self.verification)
@@ -131,12 +165,38 @@ def measure_round(
     ways = [alone, *contenders]
     order.shuffle(ways)
     runs = {id(way): way.run(max_new_tokens) for way in ways}
-    reference = runs[id(alone)]
-    for way in contenders:
-        tokens = runs[id(way)].tokens
-        if plain.sampling.greedy and tokens != reference.tokens:
-            _check_tie(plain, reference.tokens, tokens)
-    return [Pair(plain.id, reference, runs[id(way)]) for way in contenders]
+    return [_pair(plain, runs[id(alone)], runs[id(way)]) for way in contenders]
+
+
+#: Tokens that one of several decodes before it is the next one's turn.
+SLICE = 2
+
+
+def in_turn(decodings: Sequence[Decoding], order: random.Random) -> list[Run]:
+    """Runs generations of different prepared prompts slice by slice in turn, in random order: a machine that is slow
+    for a second is slow for all of them.
+    """
+    going = list(decodings)
+    while going:
+        order.shuffle(going)
+        going = [decoding for decoding in going if decoding.advance(SLICE)]
+    return [decoding.run for decoding in decodings]
+
+
+def measure_pair(plain: PreparedPrompt, contender: Contender, max_new_tokens: int, order: random.Random) -> Pair:
+    """Plain decoding and one contender, of another prepared prompt, in turn.
+
+    Raises:
+        SessionError: as of :func:`measure_round`.
+    """
+    alone = Contender(plain, FixedLength(0))
+    return _pair(plain, *in_turn([way.begin(max_new_tokens) for way in (alone, contender)], order))
+
+
+def _pair(plain: PreparedPrompt, reference: Run, run: Run) -> Pair:
+    if plain.sampling.greedy and run.tokens != reference.tokens:
+        _check_tie(plain, reference.tokens, run.tokens)
+    return Pair(plain.id, reference, run)
 
 
 #: Greedy choices whose logits lie closer than this are ties that rounding may break either way. Our own passes in fp32
