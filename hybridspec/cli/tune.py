@@ -89,7 +89,9 @@ def tune(
     more_prompts: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Further prompts, where an answer lies inside the noise. Default: as many as --prompts."
+            min=0,
+            help="At most this many extra prompts, measured only where a gain worth having lies inside the noise; "
+            "0: never. Default: as many as --prompts.",
         ),
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens generated per prompt. Default: 48.")] = None,
@@ -249,7 +251,7 @@ def show(profile: dict, path: Path, as_json: bool) -> None:
         json.dump(profile, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    output = table_console(140)
+    output = table_console(150)
     output.print(profile_table(profile))
     for table in concurrency_tables(profile):
         output.print(table)
