@@ -61,6 +61,7 @@ def generate(
 
     from hybridspec import embedded
     from hybridspec.cli.common import load_target
+    from hybridspec.cli.consoles import table_console
     from hybridspec.decoder import check_length
     from hybridspec.drafts.registry import make_draft, make_length
     from hybridspec.errors import InputError
@@ -81,7 +82,7 @@ def generate(
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
     tokens = runner.encode(text)
     check_length(runner, tokens, max_new_tokens, rule.demanded)
-    console = Console(highlight=False)
+    console = table_console(120)
     runs = {}
     ways = {"speculative": rule} if rule.longest else {"plain": rule}
     for name, length in {"plain": make_length(0), **ways}.items() if compare else ways.items():
