@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
+    CompileOption,
     NoCheckOption,
     TargetOption,
     TopKOption,
@@ -131,6 +132,7 @@ def tune(
     rollback: Annotated[
         str | None, typer.Option(help="tape, slots, recompute, or auto (the default: tape where known).")
     ] = None,
+    compiled: CompileOption = False,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
@@ -163,6 +165,7 @@ def tune(
         seed=seed,
         threads=threads,
         rollback=rollback,
+        compile=compiled or None,
         backend=backend,
         serving=serving_flags(settings, url, concurrency),
     )
@@ -230,10 +233,10 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
 
         with console.status("asking the servers"):
             return ServerTuning(request)
-    with console.status("loading target and drafts"):
+    with console.status("loading target and drafts") as status:
         check_first(request.target, request.drafts, no_check)
         if request.backend == "torch":
-            return Tuning(request)
+            return Tuning(request, status.update)
         from hybridspec.tuning.vllm_run import VllmTuning
 
         tuning = VllmTuning(request)
