@@ -36,7 +36,10 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
     parser.add_argument("--target", type=Path, default=embedded.TARGET, help="checkpoint folder")
     parser.add_argument("--draft", type=Path, default=embedded.DRAFTS[embedded.DEFAULT_DRAFT], help="checkpoint folder")
     parser.add_argument(
-        "--peers", type=Path, default=environment.default_folder(), help="folder of their environment (%(default)s)"
+        "--peers",
+        type=Path,
+        help=f"folder of their environment, made when it is missing ({environment.default_folder()}); a smoke leaves "
+        "them out unless this is given",
     )
     parser.add_argument("--without-compiling", action="store_true", help="leave out what takes minutes to compile")
     parser.add_argument("--without-peers", action="store_true", help="only what runs in this environment")
@@ -45,12 +48,15 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
 
 def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[dict], list[Grid]]) -> int:
     """Holds the contest and shows its tables; the exit status. Entries of the peers' environment fall away
-    ``--without-peers``.
+    ``--without-peers``, and in a smoke that names no ``--peers``.
     """
     console = command.console()
     if chosen.smoke:
         chosen.workload, chosen.prompts, chosen.new_tokens, chosen.repeats = ["json"], 1, 6, 1
         chosen.without_compiling = True
+        if chosen.peers is None and not chosen.without_peers:
+            chosen.without_peers = True
+            console.print("the peers are left out of the smoke: --peers FOLDER runs them")
     chosen.workload = chosen.workload or list(WORKLOADS)
     if chosen.without_compiling:
         entries = [entry for entry in entries if "compiled" not in entry.way]
@@ -60,7 +66,7 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[
         entries = [entry for entry in entries if entry.environment != PEERS]
     elif any(entry.environment == PEERS for entry in entries):
         try:
-            python = environment.make(chosen.peers, say=console.print)
+            python = environment.make(chosen.peers or environment.default_folder(), say=console.print)
         except environment.EnvironmentNotMade as error:
             print(error, file=sys.stderr)
             return 1

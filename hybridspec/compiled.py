@@ -10,7 +10,7 @@ once it is compiled, runs uncompiled, and a warning says so.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -35,17 +35,22 @@ HALF_TOLERANCE = 0.1
 
 
 class CompiledPasses:
-    """The compiled passes of one runner, each made when a block first needs it (which takes minutes on a CPU)."""
+    """The compiled passes of one runner, each made when a block first needs it (which takes minutes on a CPU), or all
+    :meth:`prepare`-d.
+    """
 
     def __init__(self, runner: "TargetRunner") -> None:
         self.runner = runner
         #: By number of tokens; None where compiling failed.
         self.programs: dict[int, Callable | None] = {}
+        #: Why it failed, by number of tokens.
+        self.failures: dict[int, str] = {}
+        self.lengths: Sequence[int] = LENGTHS
         self._layout: Layout | None = None
 
     def forward(self, cache: Any, block: Sequence[int], position: int, uncompiled: Callable[[], Tensor]) -> Tensor:
         """Logits ``[T, vocab]`` of a recorded pass, which leaves the cache as ``uncompiled()`` does."""
-        size = next((length for length in LENGTHS if length >= len(block)), 0)
+        size = next((length for length in self.lengths if length >= len(block)), 0)
         known = size in self.programs
         if (
             not size
@@ -72,6 +77,37 @@ class CompiledPasses:
             layer.length = position + len(block)
         cache.gathered = [tape.part(0, len(block)) for tape in tapes] if len(block) < size else tapes
         return logits[: len(block)]
+
+    def prepare(self, longest: int, tell: Callable[[str], object] = lambda text: None) -> None:
+        """Makes the programs of blocks of up to ``longest`` tokens now, so that no measurement pays for it; longer
+        blocks run uncompiled from then on.
+
+        Args:
+            tell: called with what is being compiled.
+
+        Raises:
+            UnsupportedLayerError: the model cannot be compiled, or computes something else then; says why.
+        """
+        runner, hint = self.runner, "Leave out --compile (compile=True)."
+        if runner.rollback == "recompute":
+            raise UnsupportedLayerError(
+                f"{runner.name} cannot be compiled: it runs with rollback 'recompute', and only 'tape' and 'slots' "
+                f"can. {hint}"
+            )
+        enough = next((number for number, length in enumerate(LENGTHS, 1) if length >= longest), len(LENGTHS))
+        self.lengths = LENGTHS[:enough]
+        tokens = [token % runner.vocab_size for token in range(1, LENGTHS[-1] + 2)]
+        for number, size in enumerate(self.lengths, 1):
+            if size not in self.programs:
+                tell(f"compiling {runner.name}: block length {size}, {number} of {enough} (a minute or more when new)")
+                with warnings.catch_warnings(), runner.start(tokens) as session:
+                    warnings.simplefilter("ignore")
+                    session.verify(tokens[:size])
+            if self.programs.get(size) is None:
+                reason = self.failures.get(size, "the cache is of another kind")
+                raise UnsupportedLayerError(
+                    f"{runner.name} cannot be compiled: a pass of {size} token{'s' * (size > 1)}: {reason}. {hint}"
+                )
 
     def _compile(
         self, cache: RollbackCache, block: Sequence[int], position: int, size: int, uncompiled: Callable[[], Tensor]
@@ -105,7 +141,24 @@ class CompiledPasses:
         return logits
 
     def _warn(self, size: int, reason: str) -> None:
+        self.failures[size] = reason
         warnings.warn(f"{self.runner.name}: a pass of {size} tokens runs uncompiled: {reason}.", stacklevel=2)
+
+
+def compile_ahead(
+    target: "TargetRunner", drafts: Iterable[Any], longest: int, tell: Callable[[str], object] = lambda text: None
+) -> None:
+    """:meth:`CompiledPasses.prepare` for a target that verifies up to ``longest`` drafted tokens, and for the drafts
+    that have a compiled model of their own; nothing where ``target`` was not asked to be compiled.
+    """
+    if target.compiled is None:
+        return
+    target.compiled.prepare(longest + 1, tell)
+    for draft in drafts:
+        passes = getattr(getattr(draft, "runner", None), "compiled", None)
+        if passes is not None and passes is not target.compiled:
+            # Two tokens after a block that was accepted as a whole.
+            passes.prepare(2, tell)
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:

@@ -8,7 +8,7 @@ DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers"
 LONGEST = 8
 
 
-def trial(configuration: Configuration, speedup: float, width: float = 0.1) -> dict:
+def trial(configuration: Configuration, speedup: float, width: float = 0.1, prompts: int = 3) -> dict:
     return {
         **describe_configuration(configuration),
         "pruned": False,
@@ -17,6 +17,7 @@ def trial(configuration: Configuration, speedup: float, width: float = 0.1) -> d
         "acceptance_rate": 0.4,
         "acceptance_length": 2.1,
         "acceptance_by_position": [0.6, 0.3],
+        "prompts": prompts,
         "draft_length": 3.5,
         "tokens_per_second": 40.0 * speedup,
     }

@@ -169,6 +169,22 @@ def test_speculative_smoke_and_its_table(
     assert main(["table", "--results", str(tmp_path), "--check"]) == 1
 
 
+@pytest.mark.parametrize("name", ["plain", "speculative"])
+def test_a_smoke_makes_no_environment_unless_one_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def make(folder: Path, **_: object) -> Path:
+        raise environment.EnvironmentNotMade(f"asked for {folder}")
+
+    monkeypatch.setattr(environment, "make", make)
+    monkeypatch.setattr(contest, "Worker", HereWorker)
+    arguments = [name, "--smoke", "--way", "ours", "--way", "economize"]
+    assert main(arguments) == 0
+    assert "--peers FOLDER runs them" in capsys.readouterr().out
+    assert main([*arguments, "--peers", str(tmp_path)]) == 1
+    assert f"asked for {tmp_path}" in capsys.readouterr().err
+
+
 def test_growth_smoke(tmp_path: Path) -> None:
     main(["growth", "--smoke", "--axis", "k", "--axis", "layers", "--json", str(tmp_path / "g.json")])
     result = json.loads((tmp_path / "g.json").read_text())

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridspec.cli import app as cli
 from hybridspec.embedded import TARGET
 from hybridspec.tuning.profile_file import read_profile
+from tests.checkpoints import write_checkpoint
 
 
 def run(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, str]:
@@ -117,6 +119,7 @@ def test_generate_json(capsys: pytest.CaptureFixture) -> None:
         (("generate", "--prompt", "x", "--temperature", "-1"), "temperature"),
         (("generate", "--prompt", "x", "--top-p", "1.5"), "top-p"),
         (("generate", "--prompt", "x", "--rollback", "magic"), "magic"),
+        (("tune", "--compile", "--backend", "vllm"), "the backend is vllm: leave it out (--compile)"),
         (("tune", "-w", "nothing"), "no embedded workload 'nothing'"),
         (("tune", "-w", "json", "--max-k", "9000"), "workload json, prompt"),
         (("tune", "-w", "json", "--length", "svp"), "Did you mean 'svip'"),
@@ -135,6 +138,41 @@ def test_bad_input_is_told_in_one_line(
     assert status == 2
     assert expected in err
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def traced_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A small checkpoint whose programs run as they were traced; the compiler has tests of its own."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs: graph)
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    return str(write_checkpoint(tmp_path / "target", "lfm2", **layers))
+
+
+def test_generate_runs_compiled(capsys: pytest.CaptureFixture, traced_target: str) -> None:
+    options = ("-d", "prompt-lookup", "-l", "1", "--max-new-tokens", "8", "--no-check", "--compare", "--json")
+    arguments = ("generate", "--prompt", "a b a b a", "--target", traced_target, *options)
+    status, out, err = run(capsys, *arguments, "--compile")
+    assert status == 0 and json.loads(out)["same_output"], err
+    status, _, err = run(capsys, *arguments, "--compile", "--rollback", "recompute")
+    assert status == 2 and "cannot be compiled: it runs with rollback 'recompute'" in err
+
+
+@pytest.mark.slow
+def test_tune_runs_compiled_in_a_study_of_its_own(
+    capsys: pytest.CaptureFixture, tmp_path: Path, traced_target: str
+) -> None:
+    (tmp_path / "prompts.txt").write_text("a b a b a\n")
+    small = ("--prompts", "1", "--max-k", "1", "--trials", "1", "-l", "fixed", "--max-new-tokens", "8", "--no-check")
+    arguments = ("tune", "--target", traced_target, "-d", "prompt-lookup", "-w", str(tmp_path / "prompts.txt"), *small)
+    profiles = []
+    for flags in ((), ("--compile",)):
+        status, out, err = run(capsys, *arguments, "--out", str(tmp_path / "tuned"), "--json", *flags)
+        assert status == 0, err
+        profiles.append(json.loads(out))
+    assert [p["target"]["compiled"] for p in profiles] == [False, True]
+    # Nothing of the first study is taken over.
+    trials = [p["workloads"]["prompts"]["trials"][0] for p in profiles]
+    assert trials[0] != trials[1]
 
 
 def test_malformed_workload_line_is_named(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

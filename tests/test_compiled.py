@@ -8,6 +8,7 @@ import torch
 
 from hybridspec import compiled
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
+from hybridspec.errors import UnsupportedLayerError
 from hybridspec.runner import TargetRunner
 from tests.comparison import assert_close, assert_same_tensors
 from tests.drafting import generate
@@ -121,6 +122,30 @@ def test_what_cannot_be_compiled_runs_uncompiled(
     with pytest.warns(UserWarning, match=reason):
         walk(runner, TargetRunner(model), text(60), [(1, 1), (1, 1), (1, 1)])
     assert runner.compiled.programs == {1: None}
+
+
+@pytest.mark.parametrize("rollback", ["tape", "slots"])
+def test_programs_are_made_ahead_and_no_others_later(rollback: str, traced: None) -> None:
+    model, told = tiny_model(layers=2, layer_types=("linear_attention", "full_attention")), []
+    runner = TargetRunner(model, rollback=rollback, compile=True)
+    compiled.compile_ahead(runner, [SameArchitectureDraft(TargetRunner(model, compile=True))], 2, told.append)
+    made = dict(runner.compiled.programs)
+    assert set(made) == {1, 2, 3} and all(made.values())
+    # Three of the target, two of the draft.
+    assert len(told) == 5 and "block length 3, 3 of 3" in told[2]
+    walk(runner, TargetRunner(model), text(60), [(1, 1), (3, 2), (2, 0), (5, 4)])
+    assert runner.compiled.programs == made
+
+
+def test_a_model_that_cannot_be_compiled_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(layers=2, layer_types=("linear_attention", "full_attention"))
+    with pytest.raises(UnsupportedLayerError, match="rollback 'recompute'.*Leave out --compile"):
+        TargetRunner(model, rollback="recompute", compile=True).compiled.prepare(2)
+    monkeypatch.setattr(torch._inductor, "compile", no_compiler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UnsupportedLayerError, match="a pass of 1 token: .*no C\\+\\+ compiler"):
+            TargetRunner(model, compile=True).compiled.prepare(2)
 
 
 @pytest.mark.slow

@@ -144,6 +144,8 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ("lengths = [true]", "lengths[0] must be text, not True"),
         ("backend = 'vlm'", "backend is 'vlm': did you mean 'vllm'?"),
         ("backend = 'server'", "serving.url is missing"),
+        ("compile = 1", "compile must be true or false"),
+        ("compile = true\nbackend = 'vllm'", "compile is for backend torch"),
         ("rollback = 'none'", "choose one of auto, tape, slots, recompute"),
         ("workloads = [3]", "workloads[0] must be a table or text, not 3"),
         ("workloads = ['json:colum=a']", "workloads[0]: workload 'json:colum=a': unknown key 'colum'"),

@@ -25,7 +25,7 @@ from hybridspec.tuning.reporting.costs import best_ratio, cost_figure, shown_dra
 from hybridspec.tuning.reporting.figures import COLOURS, looks
 from hybridspec.tuning.reporting.page import report_page
 from hybridspec.tuning.reporting.speedup import speedup_figure
-from hybridspec.tuning.reporting.words import short_names, shorten
+from hybridspec.tuning.reporting.words import prompts_behind, short_names, shorten
 from hybridspec.tuning.reporting.write import write_report
 from tests.profiles import DRAFTS, profile, trial, unmeasured, workload
 
@@ -248,6 +248,17 @@ def test_concurrency_is_shown_where_there_is_any() -> None:
     (table,) = concurrency_tables(content)
     assert re.search(r"2\s*│ 4\s*│ -.*16\s*│ 1\s*│ 1\.05", printed(table), re.S)
     assert report_page(content).count("requests at once") == 1
+
+
+def test_the_answer_says_how_many_prompts_it_rests_on() -> None:
+    """Those of the configuration that was chosen, further ones included; for plain decoding, of the best rival."""
+    best, other = Configuration(DRAFTS[0], "2"), Configuration(DRAFTS[0], "svip")
+    won = workload(1.5) | {"trials": [trial(other, 1.6, prompts=4), trial(best, 1.5, prompts=12)]}
+    lost = workload(0.9) | {"trials": [trial(other, 0.8, prompts=4), trial(best, 0.9, prompts=7)]}
+    cells = [re.split(r"\s*│\s*", line) for line in printed(profile_table(profile({"a": won, "b": lost}))).splitlines()]
+    assert {row[1]: row[7] for row in cells if len(row) > 7} == {"a": "12", "b": "7"}
+    assert "on 12 prompts: 1.50" in report_page(profile({"a": won}))
+    assert prompts_behind(workload(None)) is None
 
 
 def test_names_are_not_read_as_markup() -> None:

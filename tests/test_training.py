@@ -47,9 +47,9 @@ def test_every_step_from_corpus_to_drafts(tmp_path: Path, monkeypatch: pytest.Mo
     tokens, run = tmp_path / "tokens", tmp_path / "run"
     call(monkeypatch, data, "--corpus", corpus(tmp_path / "corpus"), "--out", tokens, "--vocab-size", 300)
     common = ("--rows", 4, "--length", 32, "--no-compile")
-    call(monkeypatch, target, "--data", tokens, "--out", run, "--minutes", 0.1, "--layers", 4, *common)
+    call(monkeypatch, target, "--data", tokens, "--out", run, "--minutes", 0.04, "--layers", 4, *common)
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
-    call(monkeypatch, target, "--data", tokens, "--out", run, "--minutes", 0.15, "--layers", 4, *common)
+    call(monkeypatch, target, "--data", tokens, "--out", run, "--minutes", 0.08, "--layers", 4, *common)
     resumed = torch.load(run / "checkpoint.pt", weights_only=True)
     assert resumed["step"] > checkpoint["step"] > 0
     assert resumed["tokens"] > checkpoint["tokens"]
@@ -59,7 +59,7 @@ def test_every_step_from_corpus_to_drafts(tmp_path: Path, monkeypatch: pytest.Mo
     call(monkeypatch, outputs, *options, "--out", pool, "--minutes", 0.001, "--rows", 6, "--prompt", 8, "--length", 33)
     assert np.load(pool).shape == (6, 33)
     monkeypatch.setattr(distil, "DRAFTS", {"small": (2, 64)})
-    call(monkeypatch, distil, *options, "--outputs", pool, "--out", run / "drafts", "--minutes", 0.1, *common)
+    call(monkeypatch, distil, *options, "--outputs", pool, "--out", run / "drafts", "--minutes", 0.04, *common)
     draft = AutoModelForCausalLM.from_pretrained(run / "drafts" / "small", local_files_only=True)
     assert draft.config.layer_types == ["linear_attention", "full_attention"]
     assert (run / "drafts" / "small" / "tokenizer.json").read_bytes() == (

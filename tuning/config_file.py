@@ -89,6 +89,7 @@ class TuneConfig:
         prompts, max_new_tokens, temperature: for workloads that do not say themselves.
         more_prompts: further ones for an answer inside the noise; None: as many again.
         trials, seconds: limits for each workload.
+        compile: run target and drafts compiled, see :mod:`hybridspec.compiled`; ``torch`` only.
         backend: ``torch`` (this package's runner), ``vllm`` (its engine in a process of ours) or ``server``.
         storage: Optuna storage URL or journal file; else an SQLite file in ``out``.
         out: folder of the study, the profile and the report.
@@ -117,6 +118,7 @@ class TuneConfig:
     rollback: RollbackMode | None = None
     dtype: DType | None = None
     device: str | None = None
+    compile: bool | None = None
     out: Path | None = None
     serving: ServingOptions = ServingOptions()
     path: Path | None = field(default=None, init=False, compare=False)
@@ -136,6 +138,11 @@ class TuneConfig:
             raise InputError("drafts is missing: the embedded draft fits the embedded target only")
         if self.backend not in get_args(Backend):
             raise InputError(f"backend is {self.backend!r}: choose one of {', '.join(get_args(Backend))}")
+        if self.compile and self.backend != "torch":
+            raise InputError(
+                f"compile is for backend torch, this package's own runner, and the backend is {self.backend}: leave it "
+                "out (--compile)"
+            )
         if self.backend == "server" and not self.serving.url:
             raise InputError(
                 'serving.url is missing: backend = "server" needs the address of the running server (--url)'

@@ -67,6 +67,7 @@ def describe_model(runner: TargetRunner) -> dict:
         "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "rollback": runner.rollback,
+        "compiled": runner.compiled is not None,
     }
 
 

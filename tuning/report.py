@@ -8,6 +8,7 @@ from hybridspec.tuning.reporting.words import (
     number,
     percent,
     predicted_speedup,
+    prompts_behind,
     rule_text,
     speedup_text,
 )
@@ -18,16 +19,18 @@ def profile_table(profile: dict) -> Table:
     table.add_column("workload", overflow="fold")
     table.add_column("draft", overflow="fold")
     table.add_column("draft length")
-    for heading in ("acceptance rate", "acceptance length", "speed-up (90 % interval)", "predicted", "of ideal"):
+    figures = ("acceptance rate", "acceptance length", "speed-up (90 % interval)", "prompts", "predicted", "of ideal")
+    for heading in figures:
         table.add_column(heading, justify="right")
     for name, row in profile["workloads"].items():
         chosen = row["chosen"]
         if chosen is None:
-            table.add_row(escape(name), "-", "-", "-", "-", "not measured", "-", "-")
+            table.add_row(escape(name), "-", "-", "-", "-", "not measured", "-", "-", "-")
             continue
         rule = escape(rule_text(chosen)) + ("" if row["complete"] else " so far")
+        prompts = number(prompts_behind(row), "d")
         if chosen["length"] == "0":
-            table.add_row(escape(name), "-", rule, "-", "-", "1", "-", "-")
+            table.add_row(escape(name), "-", rule, "-", "-", "1", prompts, "-", "-")
             continue
         table.add_row(
             escape(name),
@@ -36,6 +39,7 @@ def profile_table(profile: dict) -> Table:
             percent(row.get("acceptance_rate")),
             number(row.get("acceptance_length")),
             speedup_text(row["speedup"], row.get("speedup_interval_90")),
+            prompts,
             number(predicted_speedup(row)),
             percent(row.get("efficiency")),
         )

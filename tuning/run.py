@@ -2,12 +2,14 @@
 
 import multiprocessing
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from hybridspec import embedded
+from hybridspec.compiled import compile_ahead
 from hybridspec.drafts.registry import draft_spec, make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runner import RollbackMode, TargetRunner
@@ -28,7 +30,7 @@ ENGINE_TRIALS = 3
 
 SETTINGS = ("prompts", "more_prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
 #: Fields that a configuration and a request, or its settings, have under one name.
-SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device")
+SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device", "compile")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class TuneRequest:
     rollback: RollbackMode = "auto"
     dtype: DType = "float32"
     device: str = "cpu"
+    compile: bool = False
     backend: Backend = "torch"
     serving: ServingOptions = ServingOptions()
     python: str = sys.executable
@@ -79,9 +82,16 @@ class TuneRequest:
 
 
 class Tuning:
-    """The studies of one request, opened and checked; nothing is measured yet."""
+    """The studies of one request, opened and checked; nothing is measured yet.
 
-    def __init__(self, request: TuneRequest) -> None:
+    Args:
+        tell: called with what is being compiled, where that was asked for.
+
+    Raises:
+        UnsupportedLayerError: compiled passes were asked for, and a model cannot be compiled.
+    """
+
+    def __init__(self, request: TuneRequest, tell: Callable[[str], object] = lambda text: None) -> None:
         self.request = request
         settings = request.settings
         workloads = find_workloads(request.workloads or embedded.workload_files())
@@ -98,12 +108,13 @@ class Tuning:
             rollback=request.rollback,
             dtype=getattr(torch, request.dtype),
             device=request.device,
+            compile=request.compile,
         )
         self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
         space = search_space(self.drafts, request.lengths, settings.longest, request.segments)
         bench = Bench(self.target, drafts=self.drafts)
         models = [self.target.fingerprint, *map(self._draft_identity, request.drafts)]
-        models += [self.target.rollback, request.dtype, request.device]
+        models += [self.target.rollback, request.dtype, request.device, *["compiled"] * request.compile]
         self.studies = []
         for workload in workloads:
             # A workload that says how many prompts means just these.
@@ -130,6 +141,8 @@ class Tuning:
             texts = [(p.id, p.tokens) for p in backend.prompts]
             identity = [models, request.threads, request.lengths, request.segments, texts]
             self.studies.append(WorkloadStudy(workload.name, backend, space, each, storage, identity))
+        # The last of it, for it takes minutes; no measurement should pay for it.
+        compile_ahead(self.target, self.drafts.values(), settings.longest, tell)
 
     def _draft_identity(self, spec: str) -> str:
         runner = getattr(self.drafts[spec], "runner", None)

@@ -222,18 +222,11 @@ def work_folder(keep: Path | None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def console() -> Any:
-    from rich.console import Console
-
-    made = Console(highlight=False)
-    if not made.is_terminal:
-        made.width = PLAIN_WIDTH
-    return made
-
-
 def show(findings: "Sequence[Finding]", target: str, about: dict[str, Any], near_tie: float | None) -> None:
     from rich.markup import escape
     from rich.table import Table
+
+    from hybridspec.cli.consoles import table_console
 
     title = f"{target}: vLLM {about.get('version')}, {about.get('dtype')}" + ", hybrid" * bool(about.get("hybrid"))
     table = Table(title=escape(title))
@@ -250,7 +243,7 @@ def show(findings: "Sequence[Finding]", target: str, about: dict[str, Any], near
             escape(finding.error or str(worst or "")),
             occurred(finding),
         )
-    out = console()
+    out = table_console(PLAIN_WIDTH)
     out.print(table)
     out.print(
         "plain: without speculation, compared with the first plain run. oracle: compared with the plain run above."
@@ -279,6 +272,8 @@ def show_server(report: "ServerReport", url: str) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from hybridspec.cli.consoles import table_console
+
     table = Table(title=escape(f"{url}: {report.model}, vLLM {report.version or 'of unknown version'}"))
     for heading in ("check", "result", "tokens", "largest margin"):
         table.add_column(heading, justify="right" if heading == "tokens" else "left")
@@ -288,7 +283,7 @@ def show_server(report: "ServerReport", url: str) -> None:
         table.add_row(
             finding.check, f"[{COLOURS[status]}]{status}[/]", f"{comparison.compared:,}", str(comparison.worst or "")
         )
-    out = console()
+    out = table_console(PLAIN_WIDTH)
     out.print(table)
     acceptance = report.counters.to_dict()
     shares = " ".join(f"{share:.0%}" for share in acceptance["acceptance_by_position"])

@@ -29,6 +29,15 @@ NoCheckOption = Annotated[
     bool, typer.Option("--no-check", help="Go on although hybridspec check finds errors in the files.")
 ]
 
+CompileOption = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Run target and draft compiled (on the CPU by a C++ compiler): a first pass of each block length takes "
+        "a minute or more; torch keeps what the compiler made on disk, for the next run.",
+    ),
+]
+
 WorkloadOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,7 +73,7 @@ def check_first(target: Path | None, drafts: Sequence[str], no_check: bool) -> N
             raise CheckFailedError("\n".join([found, *lines, hint]))
 
 
-def load_target(target: Path | None, threads: int, rollback: str) -> "TargetRunner":
+def load_target(target: Path | None, threads: int, rollback: str, compile: bool = False) -> "TargetRunner":
     """The target at a path, or the embedded one."""
     import torch
 
@@ -72,7 +81,7 @@ def load_target(target: Path | None, threads: int, rollback: str) -> "TargetRunn
     from hybridspec.runner import TargetRunner
 
     torch.set_num_threads(threads)
-    return TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
+    return TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback, compile=compile)
 
 
 def check_writable(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
+    CompileOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
@@ -63,6 +64,7 @@ def compare(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of sampling and of the order of runs.")] = 0,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    compiled: CompileOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.", show_default=False)] = None,
     plot: Annotated[
@@ -74,6 +76,7 @@ def compare(
     from hybridspec import embedded
     from hybridspec.cli.common import check_writable, load_target
     from hybridspec.cli.consoles import progress_bar, table_console
+    from hybridspec.compiled import compile_ahead
     from hybridspec.errors import InputError
     from hybridspec.sampling import Sampling
     from hybridspec.tuning.compare import (
@@ -100,8 +103,8 @@ def compare(
     }
     if block and any(sampling.greedy for sampling in samplings.values()):
         raise InputError("--block is about sampling: give every workload a temperature above 0")
-    with console.status("loading target and drafts"):
-        runner = load_target(target, threads, rollback)
+    with console.status("loading target and drafts") as status:
+        runner = load_target(target, threads, rollback, compiled)
         bench = Bench(runner)
         drafts = _usable(bench, draft or DRAFTS, console, named=bool(draft))
         lengths = length or list(LENGTHS)
@@ -109,6 +112,7 @@ def compare(
         measured = {
             w.name: [e.prompt for e in encode_workload(runner, w, prompts, max_new_tokens, longest)] for w in workloads
         }
+        compile_ahead(runner, map(bench.draft, drafts), longest, status.update)
     configurations = [
         Configuration(d, each, segmented, verification)
         for d in drafts

@@ -63,6 +63,7 @@ def distill(
     from rich.console import Console
 
     from hybridspec import embedded
+    from hybridspec.cli.consoles import table_console
     from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
     from hybridspec.drafts.distillation.distill import distill as run
     from hybridspec.drafts.training.documents import text_files
@@ -104,12 +105,12 @@ def distill(
         )
         raise typer.Exit(130)
     if not as_json:
-        _summary(Console(), provenance)
-        Console().print(
+        output = table_console(120)
+        _summary(output, provenance)
+        output.print(
             f"Draft: {out} (provenance: {out / PROVENANCE})\n"
             f"Next: hybridspec tune --target {target or embedded.TARGET} --draft {out}",
             soft_wrap=True,
-            highlight=False,
         )
 
 

@@ -17,18 +17,18 @@ def explain(
     code: Annotated[str | None, typer.Argument(metavar="CODE", help="For example HS101.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
     from hybridspec.checker.codes import CODES
     from hybridspec.checker.codes import explain as find
+    from hybridspec.cli.consoles import table_console
 
     chosen = CODES if code is None else {code.strip().upper(): find(code)}
     if as_json:
         json.dump({name: dataclasses.asdict(entry) for name, entry in chosen.items()}, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    console = Console(highlight=False)
+    console = table_console(120)
     for name, entry in chosen.items():
         if code is None:
             console.print(f"[bold]{name}[/bold] {entry.severity:8}{escape(entry.title)}", soft_wrap=True)

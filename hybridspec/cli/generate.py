@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
+    CompileOption,
     NoCheckOption,
     RollbackOption,
     TargetOption,
@@ -54,6 +55,7 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Decode plainly too, and compare.")] = False,
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
+    compiled: CompileOption = False,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -61,6 +63,8 @@ def generate(
 
     from hybridspec import embedded
     from hybridspec.cli.common import load_target
+    from hybridspec.cli.consoles import table_console
+    from hybridspec.compiled import compile_ahead
     from hybridspec.decoder import check_length
     from hybridspec.drafts.registry import make_draft, make_length
     from hybridspec.errors import InputError
@@ -75,13 +79,14 @@ def generate(
         raise InputError("--draft is empty: give a folder or a strategy")
     if target is not None and draft is None and rule.longest:
         raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
-    with Console(stderr=True).status("loading target and draft"):
+    with Console(stderr=True).status("loading target and draft") as status:
         check_first(target, [draft] if draft and rule.longest else [], no_check)
-        runner = load_target(target, threads, rollback)
+        runner = load_target(target, threads, rollback, compiled)
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
-    tokens = runner.encode(text)
-    check_length(runner, tokens, max_new_tokens, rule.demanded)
-    console = Console(highlight=False)
+        tokens = runner.encode(text)
+        check_length(runner, tokens, max_new_tokens, rule.demanded)
+        compile_ahead(runner, [strategy], rule.longest, status.update)
+    console = table_console(120)
     runs = {}
     ways = {"speculative": rule} if rule.longest else {"plain": rule}
     for name, length in {"plain": make_length(0), **ways}.items() if compare else ways.items():

@@ -101,10 +101,11 @@ def as_dict(row: "Viability") -> dict[str, float | str]:
 
 
 def show(rows: "dict[str, Viability]", target: str, draft: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from hybridspec.cli.consoles import table_console
+
+    console = table_console(120)
     table = Table(title=f"{target}: {draft}")
     for heading in ("text", "tokens", "perplexity", "reduced", "ratio", "ratio alone", "agreement", "acceptance"):
         table.add_column(heading, justify="left" if heading == "text" else "right")

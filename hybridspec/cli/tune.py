@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridspec.cli.common import (
+    CompileOption,
     NoCheckOption,
     TargetOption,
     TopKOption,
@@ -89,7 +90,9 @@ def tune(
     more_prompts: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Further prompts, where an answer lies inside the noise. Default: as many as --prompts."
+            min=0,
+            help="At most this many extra prompts, measured only where a gain worth having lies inside the noise; "
+            "0: never. Default: as many as --prompts.",
         ),
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens generated per prompt. Default: 48.")] = None,
@@ -129,6 +132,7 @@ def tune(
     rollback: Annotated[
         str | None, typer.Option(help="tape, slots, recompute, or auto (the default: tape where known).")
     ] = None,
+    compiled: CompileOption = False,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
@@ -161,6 +165,7 @@ def tune(
         seed=seed,
         threads=threads,
         rollback=rollback,
+        compile=compiled or None,
         backend=backend,
         serving=serving_flags(settings, url, concurrency),
     )
@@ -228,10 +233,10 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
 
         with console.status("asking the servers"):
             return ServerTuning(request)
-    with console.status("loading target and drafts"):
+    with console.status("loading target and drafts") as status:
         check_first(request.target, request.drafts, no_check)
         if request.backend == "torch":
-            return Tuning(request)
+            return Tuning(request, status.update)
         from hybridspec.tuning.vllm_run import VllmTuning
 
         tuning = VllmTuning(request)
@@ -249,7 +254,7 @@ def show(profile: dict, path: Path, as_json: bool) -> None:
         json.dump(profile, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    output = table_console(140)
+    output = table_console(150)
     output.print(profile_table(profile))
     for table in concurrency_tables(profile):
         output.print(table)

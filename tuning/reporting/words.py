@@ -69,12 +69,24 @@ def predicted_speedup(row: dict) -> float | None:
     return next((p["speedup"] for p in row["predicted"] if chosen and p["label"] == chosen["label"]), None)
 
 
+def prompts_behind(row: dict) -> int | None:
+    """How many prompts the answer rests on: those of the chosen configuration, or, where plain decoding stays, of the
+    best that was tried against it.
+    """
+    measured = [t for t in row["trials"] if not t["pruned"] and "prompts" in t]
+    chosen = [t for t in measured if row["chosen"] and t["label"] == row["chosen"]["label"]]
+    best = chosen or sorted(measured, key=lambda t: t["speedup"])[-1:]
+    return best[0]["prompts"] if best else None
+
+
 def account(row: dict) -> str:
     """What was gained, why this answer, and why measuring ended, in sentences."""
     sentences = []
     if row["chosen"] and row["chosen"]["length"] != "0":
         gain = speedup_text(row["speedup"], row.get("speedup_interval_90"))
-        sentences.append(f"Speed-up over plain decoding: {gain}.")
+        count = prompts_behind(row)
+        rests = f" on {count} prompt{'s' * (count != 1)}" if count else ""
+        sentences.append(f"Speed-up over plain decoding{rests}: {gain}.")
     if row["reason"]:
         sentences.append(f"Why: {row['reason']}.")
     if row["stopped"]:
