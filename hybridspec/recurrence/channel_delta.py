@@ -30,7 +30,7 @@ def verify(
     growth, strength = log_decay.cumsum(-2).exp(), beta.unsqueeze(-1)
     length = key.shape[-2]
     past = torch.ones(length, length, dtype=torch.bool, device=key.device).tril(-1)
-    # [B, H, T, T, K]: the decay from the second token to the first, added up between them (see tape.sum_after). Where
+    # [B, H, T, T, K]: the decay from the second token to the first, added up between them (see tape.sum_from). Where
     # the second comes later there is none, and neither the solve nor the outputs read those scores.
     between = log_decay.unsqueeze(-2).masked_fill(~past.unsqueeze(-1), 0.0).cumsum(-3)
     decayed_key = key.unsqueeze(-3) * between.exp()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hybridspec.recurrence.tape import sum_after
+from hybridspec.recurrence.tape import sum_from
 
 
 class ScanTape(NamedTuple):
@@ -52,10 +52,10 @@ class ScanTape(NamedTuple):
             dropped = torch.arange(step.shape[-1], device=step.device) >= keep[..., None, None]
             step, scaled = step.masked_fill(dropped, 0.0), scaled.masked_fill(dropped, 0.0)
             write = write.masked_fill(dropped.mT, 0.0)
-        # [..., I, T, N]: what is left at the end of each token's write.
-        left = (sum_after(step.mT).mT.unsqueeze(-1) * self.rate.unsqueeze(-2)).exp()
-        added = torch.einsum("...itn,...it,...tn->...in", left, scaled, write)
-        return added if state is None else torch.addcmul(added, state, (step.sum(-1, keepdim=True) * self.rate).exp())
+        # [..., I, T + 1, N]: what is left at the end of the state (the first of them) and of each token's write.
+        left = (sum_from(step.mT).mT.unsqueeze(-1) * self.rate.unsqueeze(-2)).exp()
+        added = torch.einsum("...itn,...it,...tn->...in", left[..., 1:, :], scaled, write)
+        return added if state is None else added.addcmul_(state, left[..., 0, :])
 
     @classmethod
     def join(cls, tapes: Sequence["ScanTape"]) -> "ScanTape":

@@ -15,18 +15,18 @@ from torch import Tensor
 AnyTape = TypeVar("AnyTape", bound=tuple)
 
 
-def sum_after(x: Tensor) -> Tensor:
-    """For each token of ``[..., T, C]`` the sum over those that follow it; for no tokens a single 0, which broadcasts.
+def sum_from(x: Tensor) -> Tensor:
+    """Sums to the end of ``[..., T, C]``, ``[..., T + 1, C]``: of all tokens, of those after the first, ..., of none.
 
     Added up from the end: as a difference of two sums from the start, a small decay that follows a strong one would be
     lost in rounding.
     """
-    return F.pad(x[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+    return F.pad(x, (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
 
 
 def decay_ratios(log_decay: Tensor) -> Tensor:
     """``D_t / D_s``, what is left at token t (rows) of a write at token s (columns): ``[..., T, T]`` from ``[...,
-    T]``; 0 where s follows t. Added up between the two, see :func:`sum_after`.
+    T]``; 0 where s follows t. Added up between the two, see :func:`sum_from`.
     """
     between = log_decay.unsqueeze(-1).expand(*log_decay.shape, log_decay.shape[-1]).tril(-1).cumsum(-2)
     return between.exp().tril()
@@ -68,9 +68,15 @@ class Tape(NamedTuple):
         else:
             dropped = (torch.arange(key.shape[-2], device=key.device) >= keep[..., None, None]).unsqueeze(-1)
             log_decay, key, write = (x.masked_fill(dropped, 0.0) for x in (log_decay, key, write))
-        left = key if key.shape[-2] == 1 else key * sum_after(log_decay).exp()
-        added = left.mT @ write
-        return added if state is None else torch.addcmul(added, state, log_decay.sum(-2, keepdim=True).exp().mT)
+        if key.shape[-2] == 1:
+            return key.mT * write if state is None else (state * log_decay.exp().mT).addcmul_(key.mT, write)
+        kept, left = sum_from(log_decay).exp().tensor_split([1], -2)
+        key = (key * left).mT
+        if state is None:
+            return key @ write
+        after = state * kept.mT
+        # Added in place: a product of its own would be one more plane to write and to read.
+        return after.flatten(0, -3).baddbmm_(key.flatten(0, -3), write.flatten(0, -3)).view_as(after)
 
     @classmethod
     def join(cls, tapes: Sequence["Tape"]) -> "Tape":
