@@ -9,7 +9,7 @@ from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import SessionError
 from hybridspec.sampling import Sampling
 from hybridspec.tuning import trial
-from hybridspec.tuning.trial import SLICE, Contender, PreparedPrompt, in_turn, measure_pair
+from hybridspec.tuning.trial import SLICE, Contender, PreparedPrompt, in_turn, measure_pair, measure_round
 from tests.families import some_tokens
 
 
@@ -49,6 +49,19 @@ def test_a_clock_stands_still_while_the_others_decode(make_runner, monkeypatch: 
         assert decoding.advance(2)
         assert not decoding.advance(2)
     assert len(decoding.run.tokens) == 4
+
+
+def test_a_round_takes_turns_where_contenders_share_a_prompt(make_runner) -> None:
+    target = make_runner("plain")
+    draft = SameArchitectureDraft(make_runner("plain", noise=0.04))
+    prepare = lambda draft: PreparedPrompt(target, draft, "p", some_tokens(9), Sampling(), 3)  # noqa: E731
+    with prepare(None) as plain, prepare(draft) as one, prepare(draft) as two:
+        contenders = [Contender(prompt, FixedLength(k)) for prompt, k in [(one, 1), (two, 2), (one, 3), (one, 4)]]
+        pairs = measure_round(plain, contenders, 14, random.Random(1))
+        for contender, pair in zip(contenders, pairs, strict=True):
+            steps = [(s.drafted, s.accepted) for s in contender.run(14).steps]
+            assert [(s.drafted, s.accepted) for s in pair.speculative.steps] == steps
+            assert pair.plain.tokens == pair.speculative.tokens
 
 
 def test_a_pair_that_differs_is_an_error(make_runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 
 import torch
 
@@ -152,22 +152,6 @@ class Contender:
         return self.prompt.run(self.length, max_new_tokens, self.segments, self.verification)
 
 
-def measure_round(
-    plain: PreparedPrompt, contenders: Sequence[Contender], max_new_tokens: int, order: random.Random
-) -> list[Pair]:
-    """Plain decoding and every contender once on one prompt, in random order, so that drift favours none.
-
-    Raises:
-        SessionError: a greedy output differs from plain decoding's by more than a rounding tie; that is a bug, not a
-            measurement.
-    """
-    alone = Contender(plain, FixedLength(0))
-    ways = [alone, *contenders]
-    order.shuffle(ways)
-    runs = {id(way): way.run(max_new_tokens) for way in ways}
-    return [_pair(plain, runs[id(alone)], runs[id(way)]) for way in contenders]
-
-
 #: Tokens that one of several decodes before it is the next one's turn.
 SLICE = 2
 
@@ -183,14 +167,33 @@ def in_turn(decodings: Sequence[Decoding], order: random.Random) -> list[Run]:
     return [decoding.run for decoding in decodings]
 
 
-def measure_pair(plain: PreparedPrompt, contender: Contender, max_new_tokens: int, order: random.Random) -> Pair:
-    """Plain decoding and one contender, of another prepared prompt, in turn.
+def measure_round(
+    plain: PreparedPrompt, contenders: Sequence[Contender], max_new_tokens: int, order: random.Random
+) -> list[Pair]:
+    """Every contender once on one prompt, each in turn with plain decoding and with contenders of other prepared
+    prompts; those that share one come after each other, in random order. None may use ``plain`` itself.
 
     Raises:
-        SessionError: as of :func:`measure_round`.
+        SessionError: a greedy output differs from plain decoding's by more than a rounding tie; that is a bug, not a
+            measurement.
     """
     alone = Contender(plain, FixedLength(0))
-    return _pair(plain, *in_turn([way.begin(max_new_tokens) for way in (alone, contender)], order))
+    waiting: dict[int, list[int]] = {}
+    for index in order.sample(range(len(contenders)), len(contenders)):
+        waiting.setdefault(id(contenders[index].prompt), []).append(index)
+    pairs: dict[int, Pair] = {}
+    for together in zip_longest(*waiting.values()):
+        indices = [index for index in together if index is not None]
+        ways = [alone, *(contenders[index] for index in indices)]
+        reference, *runs = in_turn([way.begin(max_new_tokens) for way in ways], order)
+        pairs |= {index: _pair(plain, reference, run) for index, run in zip(indices, runs, strict=True)}
+    return [pairs[index] for index in range(len(contenders))]
+
+
+def measure_pair(plain: PreparedPrompt, contender: Contender, max_new_tokens: int, order: random.Random) -> Pair:
+    """:func:`measure_round` of a single contender."""
+    (pair,) = measure_round(plain, [contender], max_new_tokens, order)
+    return pair
 
 
 def _pair(plain: PreparedPrompt, reference: Run, run: Run) -> Pair:
