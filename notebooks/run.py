@@ -35,9 +35,6 @@ LIMIT = 900
 #: Codes of terminals, which tracebacks come with.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-#: Codes of terminals, which tracebacks come with.
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
 Progress = Callable[[str], None]
 
 
