@@ -53,9 +53,9 @@ def takeaway(rows: dict[str, dict]) -> str:
 
 
 def draft_handle(look: Look, draft: str, rows: Iterable[dict]) -> Line2D:
-    """A draft that was predicted only has a line and no points."""
+    """A draft of which nothing was measured has a line and no points."""
     handle = look.handle()
-    if not any(t["draft"] == draft and (t.get("speedup") or t["pruned"]) for row in rows for t in row["trials"]):
+    if not any(t["draft"] == draft and t.get("speedup") for row in rows for t in row["trials"]):
         handle.set_marker("")
     return handle
 
