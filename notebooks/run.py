@@ -30,10 +30,7 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = Path(hybridspec.__file__).resolve().parent
 SETTING = "HYBRIDSPEC_NOTEBOOKS"
 #: Seconds that one cell may take.
-LIMIT = 900
-
-#: Codes of terminals, which tracebacks come with.
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+LIMIT = 1800
 
 #: Codes of terminals, which tracebacks come with.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

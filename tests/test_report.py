@@ -24,7 +24,7 @@ from hybridspec.tuning.reporting.against_plot import against_figure
 from hybridspec.tuning.reporting.costs import best_ratio, cost_figure, shown_draft, step_costs
 from hybridspec.tuning.reporting.figures import COLOURS, looks
 from hybridspec.tuning.reporting.page import report_page
-from hybridspec.tuning.reporting.speedup import speedup_figure
+from hybridspec.tuning.reporting.speedup import rule_labels, speedup_figure
 from hybridspec.tuning.reporting.words import prompts_behind, short_names, shorten
 from hybridspec.tuning.reporting.write import write_report
 from tests.profiles import DRAFTS, profile, trial, unmeasured, workload
@@ -89,6 +89,20 @@ def test_speedup_shows_every_prediction_and_trial() -> None:
     assert labels[:3] == ["0", "1", "2"] and labels[-2:] == ["expected-gain", "svip"]
     ring = next(line for line in ax.get_lines() if line.get_markersize() == 11)
     assert list(ring.get_ydata()) == [1.5]
+
+
+def test_the_legend_shows_points_of_measured_drafts_only_and_rules_go_by_their_names() -> None:
+    row = workload(1.5)
+    for entry in (*row["predicted"], *row["trials"]):
+        if entry["length"] in ("expected-gain", "svip"):
+            entry["length"] += ":longest=6"
+    figure = speedup_figure(profile({"json": row}))
+    measured = {t["draft"] for t in row["trials"] if t.get("speedup")}
+    shown = [handle.get_marker() for handle in figure.legends[0].legend_handles[: len(DRAFTS)]]
+    assert [marker != "" for marker in shown] == [draft in measured for draft in DRAFTS]
+    labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert labels[-2:] == ["expected-gain", "svip"]
+    assert rule_labels(["svip:longest=6", "svip:longest=2"]) == {r: r for r in ("svip:longest=6", "svip:longest=2")}
 
 
 def test_cost_bars_add_up_and_the_line_is_the_acceptance_length() -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hybridspec.sampling import Sampling
+from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.configuration import Bench, Configuration
 from hybridspec.tuning.encoding import encode_prompt
 from hybridspec.tuning.measurement import Measurement, measurement_of
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One configuration on one workload."""
+    """One configuration on one workload; ``samples``: run by run, for comparisons by prompt."""
 
     workload: str
     configuration: Configuration
     measurement: Measurement
+    samples: tuple[Sample, ...] = ()
 
 
 def compare_workload(
@@ -88,8 +90,8 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _summaries(name: str, configurations: Sequence[Configuration], pairs: list[list[Pair]]) -> list[Comparison]:
-    measured = [measurement_of([sample_of(pair) for pair in kept]) for kept in pairs]
-    return [Comparison(name, c, m) for c, m in zip(configurations, measured, strict=True)]
+    samples = [tuple(sample_of(pair) for pair in kept) for kept in pairs]
+    return [Comparison(name, c, measurement_of(s), s) for c, s in zip(configurations, samples, strict=True)]
 
 
 def comparison_rows(results: Sequence[Comparison]) -> list[dict]:

@@ -1,6 +1,6 @@
 """Plot: what each draft and draft length gains, as predicted and as measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def speedup_figure(profile: dict, workloads: Sequence[str] | None = None) -> Fig
         "Lines: predicted from one survey. Points: measured against plain decoding in the same minute, with 90 % "
         "intervals. Above 1 a configuration pays; K\u00a0=\u00a00 is plain decoding. " + takeaway(rows),
         panels,
-        [*(styles[d].handle() for d in shown), *form_handles(rows.values())],
+        [*(draft_handle(styles[d], d, rows.values()) for d in shown), *form_handles(rows.values())],
         "draft length K (tokens); adaptive rules to the right",
         "speed-up (plain time / its time)",
         share_y=False,
@@ -50,6 +50,20 @@ def takeaway(rows: dict[str, dict]) -> str:
         f"Speculation pays on {len(wins)} of the {len(done)} workloads measured, most on {shorten(best, 30)} "
         f"({wins[best]['speedup']:.2f})."
     )
+
+
+def draft_handle(look: Look, draft: str, rows: Iterable[dict]) -> Line2D:
+    """A draft of which nothing was measured has a line and no points."""
+    handle = look.handle()
+    if not any(t["draft"] == draft and t.get("speedup") for row in rows for t in row["trials"]):
+        handle.set_marker("")
+    return handle
+
+
+def rule_labels(rules: Sequence[str]) -> dict[str, str]:
+    """A rule's name, with its options only where they tell it from another."""
+    names = [rule.partition(":")[0] for rule in rules]
+    return {rule: name if names.count(name) == 1 else rule for rule, name in zip(rules, names, strict=True)}
 
 
 def form_handles(rows: Sequence[dict]) -> list[Line2D]:
@@ -130,6 +144,7 @@ def draw_workload(ax: Axes, row: dict, styles: dict[str, Look]) -> None:
     ax.set_xlim(-0.5 * step, max([longest, *place.values()]) + 0.5 * step)
     stride = max(1, -(-(longest + 1) // 10))
     whole = list(range(0, longest + 1, stride))
-    ax.set_xticks([*whole, *place.values()], [*map(str, whole), *(shorten(rule, 14) for rule in place)])
+    rules = [shorten(label, 14) for label in rule_labels(list(place)).values()]
+    ax.set_xticks([*whole, *place.values()], [*map(str, whole), *rules])
     for label in ax.get_xticklabels()[len(whole) :]:
         label.set(rotation=25, ha="right", rotation_mode="anchor", fontsize=7.5)
