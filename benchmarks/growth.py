@@ -89,8 +89,8 @@ def build(sizes: Sizes) -> nn.Module:
 class Ours:
     """Steps of our session; each is undone, so that the context stays."""
 
-    def __init__(self, model: nn.Module, prompt: list[int]) -> None:
-        self.session = TargetRunner(model, rollback="tape").start(prompt)
+    def __init__(self, model: nn.Module, prompt: list[int], packed: bool = False) -> None:
+        self.session = TargetRunner(model, rollback="tape", packed=packed).start(prompt)
         self.mark = self.session.snapshot()
 
     def step(self, block: list[int], keep: int) -> tuple[float, float]:
@@ -134,14 +134,16 @@ class Naive:
         return verified - begun, time.perf_counter() - again
 
 
-def measure(sizes: Sizes, models: Callable[[Sizes], nn.Module], repeats: int, seed: int) -> dict:
+def measure(sizes: Sizes, models: Callable[[Sizes], nn.Module], repeats: int, seed: int, packed: bool) -> dict:
     rng = np.random.default_rng(seed)
     prompt = rng.integers(3, VOCABULARY, sizes.context + 1).tolist()
     begun = time.perf_counter()
     model = models(sizes)
-    ways = {"ours": Ours(model, prompt)}
+    ways: dict[str, Ours | Naive] = {"ours": Ours(model, prompt)}
     prefill = time.perf_counter() - begun
     ways["naive"] = Naive(model, prompt)
+    if packed:
+        ways["packed"] = Ours(model, prompt, packed=True)
     times: dict[str, dict[str, list[float]]] = {
         way: {part: [] for part in ("plain", "verify", "full", "partial")} for way in ways
     }
@@ -171,11 +173,22 @@ def measure(sizes: Sizes, models: Callable[[Sizes], nn.Module], repeats: int, se
         "parameters": sum(p.numel() for p in model.parameters()),
         "prefill_seconds": prefill,
         **ways["ours"].bytes(block),
+        **(packed_part(times, ways["packed"], seed) if packed else {}),
         "ours": {part: summary(found) for part, found in ours.items()},
         "naive": {part: summary(naive[part]) for part in ("verify", "partial")},
         "verify_of_plain": ratio_of_medians(ours["verify"], ours["plain"], seed),
         "partial_of_verify": [rollback, interval],
         "naive_step_of_ours": ratio_of_medians(total(naive), total(ours), seed),
+    }
+
+
+def packed_part(times: dict[str, dict[str, list[float]]], way: Ours, seed: int) -> dict:
+    """The verify passes on packed weights, beside plain steps of ours: one token never runs packed."""
+    verify = times["packed"]["verify"]
+    return {
+        "packed": {"verify": summary(verify)},
+        "packed_bytes": way.session.runner.packed.bytes,
+        "packed_verify_of_plain": ratio_of_medians(verify, times["ours"]["plain"], seed),
     }
 
 
@@ -203,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.options("growth", __doc__, "--axis context --axis k --save")
     parser.add_argument("--axis", action="append", choices=list(AXES), help="repeat for several; default: all")
     parser.add_argument("--repeats", type=command.at_least(2), default=5)
+    parser.add_argument("--packed", action="store_true", help="ours on packed weights too (hybridspec.packed)")
     parser.add_argument("--values", type=command.at_least(1), nargs="+", help="of the axis, if it is one")
     chosen = parser.parse_args(arguments)
     chosen.axis = chosen.axis or list(AXES)
@@ -231,14 +245,15 @@ def run(chosen: argparse.Namespace, console: Console) -> dict:
     try:
         for axis, sizes in points(base, axes):
             free = free_bytes()
-            if free is not None and 4 * sizes.parameters > MEMORY_SHARE * free:
-                reason = f"weights of about {size(4 * sizes.parameters)}, {size(free)} are free"
+            weights = 4 * sizes.parameters * (2 if chosen.packed else 1)
+            if free is not None and weights > MEMORY_SHARE * free:
+                reason = f"weights of about {size(weights)}, {size(free)} are free"
                 found["left_out"][f"{axis} {getattr(sizes, axis)}"] = reason
                 console.print(f"{axis} {getattr(sizes, axis)}: left out, {reason}")
                 continue
             console.print(f"{axis} {getattr(sizes, axis)}", highlight=False)
             if sizes not in measured:
-                measured[sizes] = measure(sizes, build, repeats, chosen.seed)
+                measured[sizes] = measure(sizes, build, repeats, chosen.seed, chosen.packed)
             found["axes"][axis].append(measured[sizes])
     except KeyboardInterrupt:
         found["interrupted"] = True
@@ -263,6 +278,11 @@ def tables(result: dict) -> list[Grid]:
                 "naive step / ours (90 %)",
                 "state",
                 "held while pending",
+                *(
+                    ("packed verify, ms", "packed verify / plain (90 %)")
+                    if any("packed" in row for row in rows)
+                    else ()
+                ),
             ),
         )
         for row in rows:
@@ -282,9 +302,17 @@ def tables(result: dict) -> list[Grid]:
                     "{:.2f} ({:.2f} to {:.2f})".format(ratio, *spread),
                     size(row["state_bytes"]),
                     size(row["held_bytes"]),
+                    *packed_cells(row),
                 ]
             )
         grids.append(grid)
     if grids and result["left_out"]:
         grids[-1].notes.append("Left out: " + "; ".join(f"{k}: {v}" for k, v in result["left_out"].items()) + ".")
     return grids
+
+
+def packed_cells(row: dict) -> list[str]:
+    if "packed" not in row:
+        return []
+    ratio, spread = row["packed_verify_of_plain"]
+    return [f"{row['packed']['verify']['median_milliseconds']:.2f}", "{:.2f} ({:.2f} to {:.2f})".format(ratio, *spread)]

@@ -40,6 +40,7 @@ class SameArchitectureDraft(Draft):
                 dtype=target.model.dtype,
                 device=target.device,
                 compile=target.compiled is not None,
+                packed=target.packed is not None,
             )
         )
 

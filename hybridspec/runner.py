@@ -24,6 +24,7 @@ from hybridspec.cache import RollbackCache
 from hybridspec.compiled import CompiledPasses
 from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
 from hybridspec.layers import RecurrentLayer
+from hybridspec.packed import PackedWeights
 from hybridspec.recompute import RecomputeCache
 from hybridspec.recording import Purpose, recording
 from hybridspec.selftest import check_rollback
@@ -49,13 +50,17 @@ class TargetRunner:
             again, for any model), or ``auto``: ``tape`` where it is known, else ``recompute`` with a warning.
         compile: run verify passes compiled, see :mod:`hybridspec.compiled`: several times faster where Python is what
             costs time, but the first block of each size takes minutes. Needs a C++ compiler on the CPU.
+        packed: keep a second copy of the larger weights for short blocks, see :mod:`hybridspec.packed`; float32 on a
+            CPU only.
 
     Attributes:
         rollback: the mode that runs; never ``auto``.
         compiled: the compiled passes, if they were asked for.
+        packed: the packed weights, likewise.
 
     Raises:
         UnsupportedLayerError: the model has a layer that the chosen mode cannot take tokens back from; names it.
+        InputError: ``packed`` together with ``compile``, or for a model that it is not for.
     """
 
     def __init__(
@@ -65,13 +70,17 @@ class TargetRunner:
         rollback: RollbackMode = "auto",
         path: Path | None = None,
         compile: bool = False,
+        packed: bool = False,
     ) -> None:
         check_mode(rollback)
+        if compile and packed:
+            raise InputError("compiled passes do not use packed weights: choose one of them (--compile, --packed)")
         if not isinstance(model, nn.Module) or not hasattr(model, "config"):
             raise InputError(f"a TargetRunner runs a transformers model, not a {type(model).__name__}")
         #: As asked for; :attr:`rollback` is what it came to.
         self.requested_rollback = rollback
         self.compiled: CompiledPasses | None = None
+        self.packed: PackedWeights | None = None
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config(decoder=True)
@@ -101,6 +110,7 @@ class TargetRunner:
         self.check(fall_back=rollback == "auto")
         # Set behind the self-test, which is of the model itself.
         self.compiled = CompiledPasses(self) if compile else None
+        self.packed = PackedWeights(self.model) if packed else None
 
     def _fall_back(self, error: UnsupportedLayerError) -> None:
         warnings.warn(f"{error} Falling back to rollback='recompute', which is slower.", stacklevel=3)
@@ -115,6 +125,7 @@ class TargetRunner:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         compile: bool = False,
+        packed: bool = False,
     ) -> "TargetRunner":
         """Loads a local checkpoint folder (config, safetensors, tokenizer).
 
@@ -142,7 +153,7 @@ class TargetRunner:
                 f"{folder}: missing or misshapen tensors in the weights, {len(broken)} in all, the first {broken[0]}. "
                 "Copy the checkpoint again."
             )
-        return cls(model.to(device), tokenizer, rollback, folder.resolve(), compile)
+        return cls(model.to(device), tokenizer, rollback, folder.resolve(), compile, packed)
 
     def check(self, fall_back: bool = False) -> None:
         """The self-test of :func:`hybridspec.selftest.check_rollback`, and what can be done when it fails.
@@ -248,7 +259,8 @@ class TargetRunner:
     ) -> Any:
         options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
         ids = torch.tensor([block], device=self.device)
-        with observed(self.model, position, observers) if observers else nullcontext():
+        told = observed(self.model, position, observers) if observers else nullcontext()
+        with told, self.packed.active() if self.packed else nullcontext():
             return self.call(ids, cache, position, **options)
 
     def call(self, ids: Tensor, cache: Any = None, position: int = 0, **options: Any) -> Any:

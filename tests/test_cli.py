@@ -120,6 +120,8 @@ def test_generate_json(capsys: pytest.CaptureFixture) -> None:
         (("generate", "--prompt", "x", "--top-p", "1.5"), "top-p"),
         (("generate", "--prompt", "x", "--rollback", "magic"), "magic"),
         (("tune", "--compile", "--backend", "vllm"), "the backend is vllm: leave it out (--compile)"),
+        (("tune", "--packed", "--backend", "vllm"), "the backend is vllm: leave it out (--packed)"),
+        (("generate", "--prompt", "x", "--packed", "--compile"), "choose one of them"),
         (("tune", "-w", "nothing"), "no embedded workload 'nothing'"),
         (("tune", "-w", "json", "--max-k", "9000"), "workload json, prompt"),
         (("tune", "-w", "json", "--length", "svp"), "Did you mean 'svip'"),
@@ -157,19 +159,27 @@ def test_generate_runs_compiled(capsys: pytest.CaptureFixture, traced_target: st
     assert status == 2 and "cannot be compiled: it runs with rollback 'recompute'" in err
 
 
+def test_generate_runs_packed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridspec.packed.LEAST", 1)
+    arguments = ("--prompt", "a b a b a", "--k", "2", "--max-new-tokens", "8", "--compare", "--json", "--packed")
+    status, out, err = run(capsys, "generate", *arguments)
+    assert status == 0 and json.loads(out)["same_output"], err
+
+
 @pytest.mark.slow
-def test_tune_runs_compiled_in_a_study_of_its_own(
-    capsys: pytest.CaptureFixture, tmp_path: Path, traced_target: str
+@pytest.mark.parametrize(("flag", "field"), [("--compile", "compiled"), ("--packed", "packed")])
+def test_tune_runs_in_a_study_of_its_own(
+    capsys: pytest.CaptureFixture, tmp_path: Path, traced_target: str, flag: str, field: str
 ) -> None:
     (tmp_path / "prompts.txt").write_text("a b a b a\n")
     small = ("--prompts", "1", "--max-k", "1", "--trials", "1", "-l", "fixed", "--max-new-tokens", "8", "--no-check")
     arguments = ("tune", "--target", traced_target, "-d", "prompt-lookup", "-w", str(tmp_path / "prompts.txt"), *small)
     profiles = []
-    for flags in ((), ("--compile",)):
+    for flags in ((), (flag,)):
         status, out, err = run(capsys, *arguments, "--out", str(tmp_path / "tuned"), "--json", *flags)
         assert status == 0, err
         profiles.append(json.loads(out))
-    assert [p["target"]["compiled"] for p in profiles] == [False, True]
+    assert [p["target"][field] for p in profiles] == [False, True]
     # Nothing of the first study is taken over.
     trials = [p["workloads"]["prompts"]["trials"][0] for p in profiles]
     assert trials[0] != trials[1]

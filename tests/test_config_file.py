@@ -146,6 +146,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
         ("backend = 'server'", "serving.url is missing"),
         ("compile = 1", "compile must be true or false"),
         ("compile = true\nbackend = 'vllm'", "compile is for backend torch"),
+        ("packed = true\nbackend = 'server'", "packed is for backend torch"),
         ("rollback = 'none'", "choose one of auto, tape, slots, recompute"),
         ("workloads = [3]", "workloads[0] must be a table or text, not 3"),
         ("workloads = ['json:colum=a']", "workloads[0]: workload 'json:colum=a': unknown key 'colum'"),

@@ -152,6 +152,13 @@ def test_wilson_interval_by_hand() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("count", range(1, 60))
+def test_wilson_interval_holds_the_share(count: int) -> None:
+    for hits in (0, count // 2, count):
+        low, high = wilson_interval(hits, count)
+        assert 0.0 <= low <= hits / count <= high <= 1.0
+
+
 def test_self_draft_survey(make_runner) -> None:
     target: TargetRunner = make_runner("plain")
     with PreparedPrompt(target, SameArchitectureDraft(target), "p", [3, 4, 5], Sampling(), 0) as prompt:

@@ -90,6 +90,7 @@ class TuneConfig:
         more_prompts: further ones for an answer inside the noise; None: as many again.
         trials, seconds: limits for each workload.
         compile: run target and drafts compiled, see :mod:`hybridspec.compiled`; ``torch`` only.
+        packed: run them on packed weights, see :mod:`hybridspec.packed`; ``torch`` only.
         backend: ``torch`` (this package's runner), ``vllm`` (its engine in a process of ours) or ``server``.
         storage: Optuna storage URL or journal file; else an SQLite file in ``out``.
         out: folder of the study, the profile and the report.
@@ -119,6 +120,7 @@ class TuneConfig:
     dtype: DType | None = None
     device: str | None = None
     compile: bool | None = None
+    packed: bool | None = None
     out: Path | None = None
     serving: ServingOptions = ServingOptions()
     path: Path | None = field(default=None, init=False, compare=False)
@@ -138,11 +140,12 @@ class TuneConfig:
             raise InputError("drafts is missing: the embedded draft fits the embedded target only")
         if self.backend not in get_args(Backend):
             raise InputError(f"backend is {self.backend!r}: choose one of {', '.join(get_args(Backend))}")
-        if self.compile and self.backend != "torch":
-            raise InputError(
-                f"compile is for backend torch, this package's own runner, and the backend is {self.backend}: leave it "
-                "out (--compile)"
-            )
+        for name in ("compile", "packed"):
+            if getattr(self, name) and self.backend != "torch":
+                raise InputError(
+                    f"{name} is for backend torch, this package's own runner, and the backend is {self.backend}: leave "
+                    f"it out (--{name})"
+                )
         if self.backend == "server" and not self.serving.url:
             raise InputError(
                 'serving.url is missing: backend = "server" needs the address of the running server (--url)'

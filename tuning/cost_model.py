@@ -188,7 +188,8 @@ def wilson_interval(hits: int, count: int, z: float = 1.645) -> tuple[float, flo
     share, square = hits / count, z * z / count
     middle = (share + square / 2) / (1 + square)
     half = z / (1 + square) * ((share * (1 - share) + square / 4) / count) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not put the share itself outside.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 Progress = Callable[[str, float], None]

@@ -68,6 +68,7 @@ def describe_model(runner: TargetRunner) -> dict:
         "dtype": str(runner.model.dtype).removeprefix("torch."),
         "rollback": runner.rollback,
         "compiled": runner.compiled is not None,
+        "packed": runner.packed is not None,
     }
 
 

@@ -30,7 +30,7 @@ ENGINE_TRIALS = 3
 
 SETTINGS = ("prompts", "more_prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
 #: Fields that a configuration and a request, or its settings, have under one name.
-SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device", "compile")
+SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device", "compile", "packed")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class TuneRequest:
     dtype: DType = "float32"
     device: str = "cpu"
     compile: bool = False
+    packed: bool = False
     backend: Backend = "torch"
     serving: ServingOptions = ServingOptions()
     python: str = sys.executable
@@ -109,12 +110,19 @@ class Tuning:
             dtype=getattr(torch, request.dtype),
             device=request.device,
             compile=request.compile,
+            packed=request.packed,
         )
         self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
         space = search_space(self.drafts, request.lengths, settings.longest, request.segments)
         bench = Bench(self.target, drafts=self.drafts)
         models = [self.target.fingerprint, *map(self._draft_identity, request.drafts)]
-        models += [self.target.rollback, request.dtype, request.device, *["compiled"] * request.compile]
+        models += [
+            self.target.rollback,
+            request.dtype,
+            request.device,
+            *["compiled"] * request.compile,
+            *["packed"] * request.packed,
+        ]
         self.studies = []
         for workload in workloads:
             # A workload that says how many prompts means just these.

@@ -9,6 +9,7 @@ import typer
 
 from hybridspec.cli.common import (
     CompileOption,
+    PackedOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
@@ -65,6 +66,7 @@ def compare(
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
     compiled: CompileOption = False,
+    packed: PackedOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.", show_default=False)] = None,
     plot: Annotated[
@@ -104,7 +106,7 @@ def compare(
     if block and any(sampling.greedy for sampling in samplings.values()):
         raise InputError("--block is about sampling: give every workload a temperature above 0")
     with console.status("loading target and drafts") as status:
-        runner = load_target(target, threads, rollback, compiled)
+        runner = load_target(target, threads, rollback, compiled, packed)
         bench = Bench(runner)
         drafts = _usable(bench, draft or DRAFTS, console, named=bool(draft))
         lengths = length or list(LENGTHS)

@@ -10,6 +10,7 @@ import typer
 from hybridspec.cli.common import (
     CompileOption,
     NoCheckOption,
+    PackedOption,
     RollbackOption,
     TargetOption,
     TemperatureOption,
@@ -56,6 +57,7 @@ def generate(
     threads: ThreadsOption = 1,
     rollback: RollbackOption = "auto",
     compiled: CompileOption = False,
+    packed: PackedOption = False,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -81,7 +83,7 @@ def generate(
         raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
     with Console(stderr=True).status("loading target and draft") as status:
         check_first(target, [draft] if draft and rule.longest else [], no_check)
-        runner = load_target(target, threads, rollback, compiled)
+        runner = load_target(target, threads, rollback, compiled, packed)
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
         tokens = runner.encode(text)
         check_length(runner, tokens, max_new_tokens, rule.demanded)

@@ -11,6 +11,7 @@ import typer
 from hybridspec.cli.common import (
     CompileOption,
     NoCheckOption,
+    PackedOption,
     TargetOption,
     TopKOption,
     TopPOption,
@@ -133,6 +134,7 @@ def tune(
         str | None, typer.Option(help="tape, slots, recompute, or auto (the default: tape where known).")
     ] = None,
     compiled: CompileOption = False,
+    packed: PackedOption = False,
     no_check: NoCheckOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON instead of the table.")] = False,
 ) -> None:
@@ -166,6 +168,7 @@ def tune(
         threads=threads,
         rollback=rollback,
         compile=compiled or None,
+        packed=packed or None,
         backend=backend,
         serving=serving_flags(settings, url, concurrency),
     )
