@@ -101,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--length", action="append", help=f"beside every fixed K; fixed: no other; default: {', '.join(LENGTHS)}"
     )
     parser.add_argument("--max-k", type=command.at_least(1), default=8)
-    parser.add_argument("--prompts", type=command.at_least(1), default=Settings.prompts)
+    parser.add_argument("--prompts", type=command.at_least(1), default=6)
     parser.add_argument("--new-tokens", type=command.at_least(2), default=Settings.max_new_tokens)
     parser.add_argument("--rematches", type=command.at_least(1), default=4, help="of answer and oracle on each prompt")
-    parser.add_argument("--seconds", type=float, default=Settings.seconds, help="the tuner's time limit per workload")
+    parser.add_argument("--seconds", type=float, default=45.0, help="the tuner's time limit per workload")
     chosen = parser.parse_args(arguments)
     if chosen.smoke:
         chosen.workload, chosen.draft, chosen.length = ["json"], ["prompt-lookup"], ["fixed"]

@@ -53,11 +53,11 @@ class Settings:
     """
 
     longest: int = 8
-    prompts: int = 6
+    prompts: int = 4
     more_prompts: int | None = None
     max_new_tokens: int = 48
     trials: int = 6
-    seconds: float | None = 45.0
+    seconds: float | None = 30.0
     repeats: int = 1
     temperature: float = 0.0
     top_k: int | None = None

@@ -87,7 +87,7 @@ def tune(
         int | None, typer.Option("--max-k", min=1, help="Longest draft length to consider. Default: 8.")
     ] = None,
     segments: Annotated[bool, typer.Option("--segments", help="Consider segmented verification too.")] = False,
-    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts per workload. Default: 6.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts per workload. Default: 4.")] = None,
     more_prompts: Annotated[
         int | None,
         typer.Option(
@@ -103,7 +103,7 @@ def tune(
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0, help="Time limit of a workload's trials; 0: none. Default: 45; vllm: none."),
+        typer.Option(min=0, help="Time limit of a workload's trials; 0: none. Default: 30; vllm: none."),
     ] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Use up trials and time, even when nothing untried can win.")
