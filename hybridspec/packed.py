@@ -2,9 +2,10 @@
 if they lie as the matrix product wants them; otherwise it costs as much as several passes over one token.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,24 +42,50 @@ class PackedWeights:
             )
         if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
             raise InputError(f"packed weights need oneDNN, which torch {torch.__version__} was built without here")
-        self._active = False
+        self._depth = threading.local()
         self.bytes = 0
+        self.weights: dict[nn.Module, Tensor] = {}
         for layer in model.modules():
             if type(layer) is nn.Linear and layer.weight.numel() >= LEAST:
-                packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL)
+                self.weights[layer] = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), TYPICAL)
                 self.bytes += layer.weight.numel() * layer.weight.element_size()
-                layer.forward = partial(self._forward, layer.forward, packed, layer.bias)
+                layer.forward = PackedForward(layer, layer.forward, weakref.ref(self))
 
-    def _forward(self, original: Callable[[Tensor], Tensor], packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        if self._active and x.shape[:-1].numel() in SHORT:
-            return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        return original(x)
+    @property
+    def is_active(self) -> bool:
+        return getattr(self._depth, "value", 0) > 0
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Short blocks run packed in here."""
-        self._active = True
+        """Short blocks of this thread run packed in here."""
+        self._depth.value = getattr(self._depth, "value", 0) + 1
         try:
             yield
         finally:
-            self._active = False
+            self._depth.value -= 1
+
+
+class PackedForward:
+    """The forward pass of one layer: packed where its owner is active, else as it was. It goes with its owner: the
+    copies end with the runner, and neither a copy of the model nor a file has them.
+    """
+
+    def __init__(
+        self, layer: nn.Linear, original: Callable[[Tensor], Tensor], owner: "weakref.ref[PackedWeights]"
+    ) -> None:
+        self.layer, self.original, self.owner = layer, original, owner
+
+    def __call__(self, x: Tensor) -> Tensor:
+        owner = self.owner()
+        if (
+            owner is not None
+            and owner.is_active
+            and not torch.is_grad_enabled()
+            and x.dtype == torch.float32
+            and x.shape[:-1].numel() in SHORT
+        ):
+            return torch.ops.mkldnn._linear_pointwise(x, owner.weights[self.layer], self.layer.bias, "none", [], "")
+        return self.original(x)
+
+    def __reduce__(self) -> tuple:
+        return getattr, (self.layer, "forward")

@@ -1,7 +1,9 @@
 """Packed weights: the same passes within rounding, the same text, and clear errors where they cannot be."""
 
 import copy
-from functools import partial
+import gc
+import io
+import weakref
 
 import pytest
 import torch
@@ -41,13 +43,12 @@ def test_one_token_and_other_runners_run_on_the_plain_weights(pair) -> None:
     assert ours.packed.bytes > 0 and plain.packed is None
     plain_calls: list[int] = []
     layer = next(m for m in ours.model.modules() if type(m) is torch.nn.Linear)
-    _, weight, bias = layer.forward.args
 
     def counted(x: torch.Tensor) -> torch.Tensor:
         plain_calls.append(x.shape[-2])
         return torch.nn.functional.linear(x, layer.weight, layer.bias)
 
-    layer.forward = partial(ours.packed._forward, counted, weight, bias)
+    layer.forward.original = counted
     with ours.start(some_tokens(40)) as session:
         assert plain_calls == [39]
         for length in (1, 2, 6):
@@ -57,6 +58,37 @@ def test_one_token_and_other_runners_run_on_the_plain_weights(pair) -> None:
     with plain.start(some_tokens(9)) as session:
         session.verify(some_tokens(4))
     assert plain_calls == [39, 1, 8, 4]
+
+
+def test_copies_and_files_of_the_model_have_no_packed_weights(pair) -> None:
+    ours, _ = pair
+    x = torch.tensor([some_tokens(4)])
+    expected = ours.model(x).logits
+    file = io.BytesIO()
+    torch.save(ours.model, file)
+    file.seek(0)
+    for model in (copy.deepcopy(ours.model), torch.load(file, weights_only=False)):
+        assert all(m.forward.__self__ is m for m in model.modules() if type(m) is torch.nn.Linear)
+        torch.testing.assert_close(model(x).logits, expected)
+
+
+def test_gradients_are_those_of_the_plain_weights(pair) -> None:
+    ours, _ = pair
+    with ours.packed.active():
+        ours.model(torch.tensor([some_tokens(4)])).logits.sum().backward()
+    assert all(p.grad is not None for p in ours.model.parameters())
+    ours.model.zero_grad()
+
+
+def test_packed_weights_end_with_their_runner(pair) -> None:
+    _, plain = pair
+    runner = TargetRunner(plain.model, packed=True)
+    weights = weakref.ref(runner.packed)
+    del runner
+    gc.collect()
+    assert weights() is None
+    with plain.start(some_tokens(9)) as session:
+        session.verify(some_tokens(4))
 
 
 def test_speculative_text_is_plain_text(pair, make_runner) -> None:

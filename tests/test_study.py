@@ -255,6 +255,33 @@ def test_a_gain_inside_the_noise_is_settled_by_further_prompts(tmp_path: Path) -
     assert not again.measured and not again.settled
 
 
+def test_further_prompts_that_were_interrupted_are_measured_in_the_next_sitting(tmp_path: Path) -> None:
+    truth = {"1": 1.0, "2": 1.1, "3": 1.0, "4": 1.0}
+
+    class Interrupted(Pretended):
+        def measure(self, configuration, on_sample, more=False):
+            if more:
+                raise KeyboardInterrupt
+            return super().measure(configuration, on_sample, more)
+
+    with pytest.raises(KeyboardInterrupt):
+        pretended_study(Interrupted(truth, spread=0.3, more=9), tmp_path).run()
+    backend = Pretended(truth, spread=0.3, more=9)
+    result = pretended_study(backend, tmp_path).run()
+    assert not backend.measured and [c.length for c in backend.settled] == ["2"]
+    assert result.answer.configuration.length == "2"
+
+
+def test_a_sure_gain_is_not_given_up_for_a_larger_one_inside_the_noise() -> None:
+    def samples(speedups: list[float]) -> list[Sample]:
+        return [Sample(f"p{i}", 10, 10, 10, 10 / s, 10 / s, 10) for i, s in enumerate(speedups)]
+
+    sure, doubtful = Configuration("d", "2"), Configuration("e", "8")
+    answer = decide({sure: samples([1.21, 1.22, 1.24]), doubtful: samples([0.9, 0.9, 9.0])})
+    assert answer.configuration == sure
+    assert "e K=8 may not" in answer.reason
+
+
 def test_a_clear_answer_needs_no_further_prompts(tmp_path: Path) -> None:
     backend = Pretended({"1": 1.2, "2": 1.5, "3": 1.4, "4": 1.3}, more=9)
     pretended_study(backend, tmp_path / "gain").run()

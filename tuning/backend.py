@@ -12,7 +12,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt decoded plainly and by a configuration, right after each other; seconds without prefill.
+    """One prompt decoded plainly and by a configuration, in turn; seconds without prefill.
 
     ``steps``: (drafted, accepted) of each step.
     """

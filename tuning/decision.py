@@ -96,18 +96,20 @@ def decide(measured: Mapping[Configuration, Sequence[Sample]]) -> Answer | None:
     speedups = shared_speedups(measured)
     if not speedups:
         return None
-    best = max(speedups, key=speedups.get)
-    simpler = sorted(
-        (c for c in speedups if c.complexity < best.complexity), key=lambda c: (c.complexity, -speedups[c])
-    )
-    low, high = against_plain(measured[best])
-    if low <= 1.0:
+    first = max(speedups, key=speedups.get)
+    low, high = against_plain(measured[first])
+    gaining = {c: s for c, s in speedups.items() if against_plain(measured[c])[0] > 1.0}
+    if not gaining:
         verb = "loses" if high < 1.0 else "gains nothing that stands out of the noise"
-        return Answer(PLAIN, f"the best configuration, {best.label}, {verb} ({low:.2f} to {high:.2f})")
+        return Answer(PLAIN, f"the best configuration, {first.label}, {verb} ({low:.2f} to {high:.2f})")
+    best = max(gaining, key=gaining.get)
+    simpler = sorted((c for c in gaining if c.complexity < best.complexity), key=lambda c: (c.complexity, -gaining[c]))
     for other in simpler:
         lead = relative_interval(measured[best], measured[other])
-        if lead[0] <= 1.0 and against_plain(measured[other])[0] > 1.0:
+        if lead[0] <= 1.0:
             return Answer(other, f"a tie with {best.label}, which leads by {lead[0]:.2f} to {lead[1]:.2f}: simpler")
+    if best != first:
+        return Answer(best, f"the fastest of those that surely gain; {first.label} may not ({low:.2f} to {high:.2f})")
     return Answer(best, "the fastest of those measured")
 
 

@@ -37,6 +37,8 @@ from hybridspec.tuning.storage import HINT, WORKER, close_abandoned, this_worker
 
 #: Attribute of a trial on the further prompts.
 MORE = "more"
+#: How times are taken; trials of another method are not of one study.
+METHOD = "in turn"
 OPEN_OR_DONE = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -159,7 +161,7 @@ class WorkloadStudy:
         identity: object,
     ) -> None:
         self.name, self.backend, self.space, self.settings = name, backend, list(space), settings
-        text = json.dumps([identity, backend.name, settings.identity()], sort_keys=True, default=str)
+        text = json.dumps([identity, backend.name, settings.identity(), METHOD], sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         try:
             self.study = optuna.create_study(
@@ -181,7 +183,9 @@ class WorkloadStudy:
     def run(self, progress: Progress = lambda *_: None) -> WorkloadResult:
         """Runs what is missing. An interrupt keeps the survey and every finished trial."""
         self.backend.progress = progress
-        if self._stopped(self.result()) is None:
+        found = self.result()
+        # Further prompts may be what an interrupt, or the time limit, has left undone.
+        if self._stopped(found) is None or self._unmeasured_more(found):
             with self.backend:
                 self.prepare(progress)
                 begun, here = time.monotonic(), 0
@@ -291,10 +295,13 @@ class WorkloadStudy:
 
     def _claim_more(self, result: WorkloadResult) -> tuple[Trial, Configuration] | None:
         """Likewise, for the further prompts of a configuration that they may settle."""
+        return self._first_free(self._unmeasured_more(result), more=True)
+
+    def _unmeasured_more(self, result: WorkloadResult) -> list[Configuration]:
         if not self.backend.more:
-            return None
+            return []
         measured = {_configuration(t) for t in self._trials(*OPEN_OR_DONE) if t.user_attrs.get(MORE)}
-        return self._first_free([c for c in unsettled(result.samples) if c not in measured], more=True)
+        return [c for c in unsettled(result.samples) if c not in measured]
 
     def _first_free(self, order: Sequence[Configuration], more: bool = False) -> tuple[Trial, Configuration] | None:
         """The queue is shared: what comes out of it may be what another worker has just put in."""

@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Pair:
-    """Plain and speculative decoding of one prompt, measured right after each other."""
+    """Plain and speculative decoding of one prompt, measured in turn."""
 
     prompt_id: str
     plain: Run
@@ -99,7 +99,7 @@ class PreparedPrompt:
             stop_tokens=self._target.stop_tokens,
             statistics=statistics,
         )
-        return Decoding(stream, statistics)
+        return Decoding(stream, statistics, self._target.device)
 
     def run(
         self,
@@ -117,8 +117,8 @@ class PreparedPrompt:
 class Decoding:
     """A generation that goes on piece by piece; its clocks run only while it does."""
 
-    def __init__(self, stream: Iterator[Token], statistics: Statistics) -> None:
-        self._stream, self._statistics = stream, statistics
+    def __init__(self, stream: Iterator[Token], statistics: Statistics, device: torch.device) -> None:
+        self._stream, self._statistics, self._device = stream, statistics, device
         self._tokens: list[int] = []
         self._wall = self._cpu = 0.0
 
@@ -127,6 +127,9 @@ class Decoding:
         before = len(self._tokens)
         wall, cpu = time.perf_counter(), time.process_time()
         self._tokens += (token.id for token in islice(self._stream, count))
+        if self._device.type == "cuda":
+            # What is still queued belongs to this clock, not to the next one's.
+            torch.cuda.synchronize(self._device)
         self._wall += time.perf_counter() - wall
         self._cpu += time.process_time() - cpu
         return len(self._tokens) == before + count
