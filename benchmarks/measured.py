@@ -7,7 +7,7 @@ from benchmarks.tables import number, share, spread
 from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.measurement import measurement_of
 
-HEADINGS = ("tokens/s", "ms/token", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau")
+HEADINGS = ("tokens/s, pooled", "ms/token, median", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau")
 
 
 def row_of(samples: Sequence[Sample]) -> dict:
