@@ -197,6 +197,7 @@ def engine_target(vllm_config: Any, settings: Settings) -> SimpleNamespace:
         tokenizer=None if skipped else AutoTokenizer.from_pretrained(folder, local_files_only=True),
         model=SimpleNamespace(dtype=dtype),
         compiled=None,
+        packed=None,
         device=device,
         requested_rollback=settings.rollback,
     )
