@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks import command
 from benchmarks.held import plane_bytes
 from benchmarks.intervals import ratio_of_medians, summary
-from benchmarks.tables import Grid, size
+from benchmarks.tables import Grid, number, size, spread
 from benchmarks.transformers_model import Model
 from hybridspec.runner import TargetRunner
 from hybridspec.storages import recurrent_bytes
@@ -289,7 +289,7 @@ def tables(result: dict) -> list[Grid]:
             ours, naive = row["ours"], row["naive"]
             middle = lambda part: part["median_milliseconds"]  # noqa: E731
             share, interval = row["partial_of_verify"]
-            ratio, spread = row["naive_step_of_ours"]
+            ratio, of_ours = row["naive_step_of_ours"]
             grid.rows.append(
                 [
                     str(row["sizes"][axis]),
@@ -299,7 +299,7 @@ def tables(result: dict) -> list[Grid]:
                     f"{middle(ours['partial']):.3f}",
                     "{:.1%} ({:.1%} to {:.1%})".format(share, *interval),
                     f"{middle(naive['verify']):.2f}",
-                    "{:.2f} ({:.2f} to {:.2f})".format(ratio, *spread),
+                    spread(ratio, of_ours),
                     size(row["state_bytes"]),
                     size(row["held_bytes"]),
                     *packed_cells(row),
@@ -314,5 +314,4 @@ def tables(result: dict) -> list[Grid]:
 def packed_cells(row: dict) -> list[str]:
     if "packed" not in row:
         return []
-    ratio, spread = row["packed_verify_of_plain"]
-    return [f"{row['packed']['verify']['median_milliseconds']:.2f}", "{:.2f} ({:.2f} to {:.2f})".format(ratio, *spread)]
+    return [number(row["packed"]["verify"]["median_milliseconds"]), spread(*row["packed_verify_of_plain"])]

@@ -15,82 +15,62 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks import command
 from benchmarks.tables import Grid, number
 from hybridspec import embedded
-from hybridspec.drafts.length import FixedLength
-from hybridspec.tuning.backend import Sample
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.decision import bootstrap, ratio, samples_table
+from hybridspec.tuning.decision import against_plain, speedup
 from hybridspec.tuning.run import EMBEDDED_DRAFTS, LENGTHS, TuneRequest, Tuning
-from hybridspec.tuning.study import Settings, WorkloadStudy
+from hybridspec.tuning.study import Settings
 from hybridspec.tuning.torch_backend import TorchBackend, sample_of
-from hybridspec.tuning.trial import Contender, PreparedPrompt, in_turn, measure_pair
+from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, in_turn
 
 
-class Field:
-    """Every prompt of a study, open for every draft, and every configuration with its rule.
+def grid(backend: TorchBackend, configurations: Sequence[Configuration], order: random.Random) -> dict:
+    """Every configuration's samples, each measured as a trial measures it."""
+    with backend:
+        return {c: backend.measure(c, lambda *_: None) for c in order.sample(configurations, len(configurations))}
 
-    A rule that learns has seen the texts before it is measured, as the tuner does it.
-    """
 
-    def __init__(self, study: WorkloadStudy, seed: int) -> None:
-        self.backend: TorchBackend = study.backend
-        self.bench, self.order = self.backend.bench, random.Random(seed)
-        self.configurations = [c for c in study.space if not c.plain]
-        self.stack = ExitStack()
-        self.indices = range(len(self.backend.prompts))
-        drafts = dict.fromkeys(["", *(c.draft for c in self.configurations)])
-        self.opened = {(draft, i): self.prepared(draft, i) for draft in drafts for i in self.indices}
-        self.rules = {c: self.bench.length(c) for c in self.configurations}
-        for c, rule in self.rules.items():
-            for i in self.indices if rule.learns else ():
-                self.contender(c, i).run(self.backend.max_new_tokens)
-
-    def __enter__(self) -> "Field":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
-
-    def prepared(self, draft: str, index: int) -> PreparedPrompt:
-        prompt, seed = self.backend.prompts[index], self.backend.seed + index
-        loaded = self.bench.draft(draft) if draft else None
-        return self.stack.enter_context(
-            PreparedPrompt(self.bench.target, loaded, prompt.id, prompt.tokens, self.backend.sampling, seed)
-        )
-
-    def contender(self, c: Configuration, index: int, opened: PreparedPrompt | None = None) -> Contender:
-        rule = FixedLength(0) if c.plain else self.rules[c]
-        opened = opened or self.opened[c.draft, index]
-        return Contender(opened, rule, self.bench.segments(c), c.verification)
-
-    def grid(self) -> dict[Configuration, list[Sample]]:
-        """Every configuration on every prompt, in turn with plain decoding."""
-        samples: dict[Configuration, list[Sample]] = {c: [] for c in self.configurations}
-        for i in self.indices:
-            for c in self.order.sample(self.configurations, len(self.configurations)):
-                pair = measure_pair(self.opened["", i], self.contender(c, i), self.backend.max_new_tokens, self.order)
-                samples[c].append(sample_of(pair))
-        return samples
-
-    def rematch(self, answer: Configuration, oracle: Configuration, repeats: int) -> tuple[float, tuple[float, float]]:
-        """Time per token of the answer over that of the oracle, and its interval."""
-        if answer == oracle:
-            return 1.0, (1.0, 1.0)
-        rows = []
-        for i in self.indices:
-            # Both may use one draft, and a prepared prompt decodes one thing at a time.
-            with self.prepared(answer.draft, i) as another:
-                ways = [self.contender(answer, i, another), self.contender(oracle, i)]
-                for _ in range(repeats):
-                    ours, best = in_turn([way.begin(self.backend.max_new_tokens) for way in ways], self.order)
-                    rows.append((i, [ours.wall_seconds, len(ours.tokens), best.wall_seconds, len(best.tokens)]))
-        table = np.array([np.sum([row for n, row in rows if n == i], axis=0) for i in self.indices])
-        return float(ratio(table)), bootstrap(len(table), lambda drawn: ratio(table[drawn]))
+def rematch(
+    backend: TorchBackend, answer: Configuration, oracle: Configuration, repeats: int, order: random.Random
+) -> tuple[float, tuple[float, float]]:
+    """Time per token of the answer over that of the oracle, and its interval."""
+    if answer == oracle:
+        return 1.0, (1.0, 1.0)
+    bench, samples = backend.bench, []
+    rules = {c: bench.length(c) for c in (answer, oracle)}
+    with ExitStack() as stack:
+        # Each has prompts of its own: both may use one draft, and a prepared prompt decodes one thing at a time.
+        rounds = [
+            [
+                Contender(
+                    stack.enter_context(
+                        PreparedPrompt(
+                            bench.target,
+                            None if c.plain else bench.draft(c.draft),
+                            prompt.id,
+                            prompt.tokens,
+                            backend.sampling,
+                            backend.seed + i,
+                        )
+                    ),
+                    rule,
+                    bench.segments(c),
+                    c.verification,
+                )
+                for c, rule in rules.items()
+            ]
+            for i, prompt in enumerate(backend.prompts)
+        ]
+        for way in (way for ways in rounds for way in ways if way.length.learns):
+            way.run(backend.max_new_tokens)
+        for ways in rounds * repeats:
+            runs = in_turn([way.begin(backend.max_new_tokens) for way in ways], order)
+            samples.append(sample_of(Pair(ways[0].prompt.id, *runs)))
+    return speedup(samples), against_plain(samples)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seconds=chosen.seconds,
         )
         rows = record["workloads"] = []
+        order = random.Random(chosen.seed + 1)
         with tempfile.TemporaryDirectory() as folder:
             request = TuneRequest(
                 drafts=tuple(chosen.draft or EMBEDDED_DRAFTS),
@@ -134,20 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     result = study.run()
                     tuned_seconds = time.perf_counter() - begun
                     begun = time.perf_counter()
-                    with Field(study, seed=chosen.seed + 1) as field:
-                        measured = {c: ratio(samples_table(samples)) for c, samples in field.grid().items()}
-                        grid_seconds = time.perf_counter() - begun
-                        best = max(measured, key=measured.get)
-                        oracle = best if measured[best] > 1.0 else PLAIN
-                        answer = result.answer.configuration
-                        lost, interval = field.rematch(answer, oracle, chosen.rematches)
+                    tried = [c for c in study.space if not c.plain]
+                    measured = {c: speedup(samples) for c, samples in grid(study.backend, tried, order).items()}
+                    grid_seconds = time.perf_counter() - begun
+                    best = max(measured, key=measured.get)
+                    oracle = best if measured[best] > 1.0 else PLAIN
+                    answer = result.answer.configuration
+                    lost, interval = rematch(study.backend, answer, oracle, chosen.rematches, order)
                     rows.append(
                         {
                             "workload": study.name,
                             "answer": answer.label,
                             "oracle": oracle.label,
-                            "speedup_of_answer": float(measured.get(answer, 1.0)),
-                            "speedup_of_oracle": float(measured.get(oracle, 1.0)),
+                            "speedup_of_answer": measured.get(answer, 1.0),
+                            "speedup_of_oracle": measured.get(oracle, 1.0),
                             "regret": lost - 1,
                             "regret_interval": [edge - 1 for edge in interval],
                             "tuner_seconds": tuned_seconds,
@@ -159,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             "reason": result.answer.reason,
                             "prediction_errors": {c.label: e for c, e in result.prediction_errors.items()},
                             "errors_against_grid": {
-                                c.label: float(result.survey.predicted[c] / v - 1)
+                                c.label: result.survey.predicted[c] / v - 1
                                 for c, v in measured.items()
                                 if c in result.survey.predicted
                             },

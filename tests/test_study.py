@@ -219,6 +219,10 @@ def pretended_study(backend: Backend, out: Path, storage: str | None = None, **c
     return WorkloadStudy("known", backend, search_space(["d"], [], 4), settings, open_storage(out, storage), "known")
 
 
+def samples(speedups: list[float]) -> list[Sample]:
+    return [Sample(f"p{i}", 10, 10, 10, 10 / s, 10 / s, 10) for i, s in enumerate(speedups)]
+
+
 def lengths(backend: Pretended) -> list[str]:
     return [c.length for c in backend.measured]
 
@@ -273,9 +277,6 @@ def test_further_prompts_that_were_interrupted_are_measured_in_the_next_sitting(
 
 
 def test_a_sure_gain_is_not_given_up_for_a_larger_one_inside_the_noise() -> None:
-    def samples(speedups: list[float]) -> list[Sample]:
-        return [Sample(f"p{i}", 10, 10, 10, 10 / s, 10 / s, 10) for i, s in enumerate(speedups)]
-
     sure, doubtful = Configuration("d", "2"), Configuration("e", "8")
     answer = decide({sure: samples([1.21, 1.22, 1.24]), doubtful: samples([0.9, 0.9, 9.0])})
     assert answer.configuration == sure
@@ -292,9 +293,6 @@ def test_a_clear_answer_needs_no_further_prompts(tmp_path: Path) -> None:
 
 
 def test_configurations_are_compared_on_the_prompts_that_both_decoded() -> None:
-    def samples(speedups: list[float]) -> list[Sample]:
-        return [Sample(f"p{i}", 10, 10, 10, 10 / s, 10 / s, 10) for i, s in enumerate(speedups)]
-
     slow, fast = Configuration("d", "1"), Configuration("d", "2")
     # The slower one was lucky with a further prompt of its own.
     measured = {slow: samples([1.2, 1.2, 9.0]), fast: samples([1.4, 1.4])}

@@ -85,7 +85,7 @@ class TorchBackend(Backend):
         rule = self.bench.length(configuration)
         segments = self.bench.segments(configuration)
         indices = range(len(self.first), len(self.prompts)) if more else self.first
-        draft = None if configuration.plain else configuration.draft
+        draft = configuration.draft
         if rule.learns:
             # Measured as it serves: after it has seen such texts.
             for index in indices:
