@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.machine import ROOT
 from benchmarks.ways import Decoded
-from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.backends.base import Sample
 
 HERE = "here"
 PEERS = "peers"

@@ -19,17 +19,17 @@ from rich.progress import track
 from benchmarks import command
 from benchmarks.tables import Grid, number, share, spread
 from hybridspec import embedded
-from hybridspec.drafts.length import DraftLength
+from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.backend import Sample
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.backends.base import Sample
+from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.decision import against_plain, speedup
-from hybridspec.tuning.encoding import encode_prompt
-from hybridspec.tuning.torch_backend import sample_of
-from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
-from hybridspec.tuning.workloads import choose_prompts, find_workload
+from hybridspec.tuning.timed_decoding import Pair, PreparedPrompt, Run
+from hybridspec.tuning.workloads.encoding import encode_prompt
+from hybridspec.tuning.workloads.sources import choose_prompts, find_workload
 
 PLAIN = "0"
 RULES = ("svip", "adaedl", "expected-gain", "bandit")

@@ -18,15 +18,15 @@ from benchmarks.measured import HEADINGS, cells, row_of
 from benchmarks.tables import Grid, number, share
 from benchmarks.ways import Generate
 from hybridspec import embedded
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.backend import Sample
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.backends.base import Sample
+from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.cost_model import measure_verify
-from hybridspec.tuning.encoding import encode_prompt
-from hybridspec.tuning.torch_backend import sample_of
-from hybridspec.tuning.trial import Pair, PreparedPrompt, Run
-from hybridspec.tuning.workloads import choose_prompts, find_workload
+from hybridspec.tuning.timed_decoding import Pair, PreparedPrompt, Run
+from hybridspec.tuning.workloads.encoding import encode_prompt
+from hybridspec.tuning.workloads.sources import choose_prompts, find_workload
 
 GENERATE = "generate"
 

@@ -29,14 +29,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks import command
 from benchmarks.machine import machine, versions
-from hybridspec import acceptance, kernels
-from hybridspec.drafts.base import Proposal
-from hybridspec.recurrence import gated_delta, ssd
+from hybridspec.decoding import acceptance
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.recurrence import gated_delta, kernels, ssd
 from hybridspec.recurrence.tape import rollback
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.session import Session
-from hybridspec.static import StaticRunner
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
+from hybridspec.runtime.static_runner import StaticRunner
 
 #: What decides which kernels run.
 PACKAGES = ("triton", "flash-linear-attention", "causal-conv1d")
@@ -251,8 +251,8 @@ def fused(bench: Bench) -> dict:
         return {"left_out": "no GPU"}
     if not kernels.installed():
         raise ModuleNotFoundError("Triton is not installed: pip install 'hybridspec[cuda]'")
-    from hybridspec.kernels import gated_delta as delta_kernel
-    from hybridspec.kernels import ssd as space_kernel
+    from hybridspec.recurrence.kernels import gated_delta as delta_kernel
+    from hybridspec.recurrence.kernels import ssd as space_kernel
 
     scale = bench.dimensions["linear_key_head_dim"] ** -0.5
     fused_forms = {

@@ -26,8 +26,8 @@ from benchmarks.held import plane_bytes
 from benchmarks.intervals import ratio_of_medians, summary
 from benchmarks.tables import Grid, number, size, spread
 from benchmarks.transformers_model import Model
-from hybridspec.runner import TargetRunner
-from hybridspec.storages import recurrent_bytes
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.state.memory import recurrent_bytes
 
 VOCABULARY = 256
 #: Of all memory that is free, what a model may take.
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.options("growth", __doc__, "--axis context --axis k --save")
     parser.add_argument("--axis", action="append", choices=list(AXES), help="repeat for several; default: all")
     parser.add_argument("--repeats", type=command.at_least(2), default=5)
-    parser.add_argument("--packed", action="store_true", help="ours on packed weights too (hybridspec.packed)")
+    parser.add_argument("--packed", action="store_true", help="ours on packed weights too (hybridspec.runtime.packed)")
     parser.add_argument("--values", type=command.at_least(1), nargs="+", help="of the axis, if it is one")
     chosen = parser.parse_args(arguments)
     chosen.axis = chosen.axis or list(AXES)

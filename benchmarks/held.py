@@ -1,7 +1,7 @@
 """Bytes that a decoding step needs of a sequence's recurrent past."""
 
-from hybridspec.layers import RecurrentLayer
-from hybridspec.session import Session
+from hybridspec.runtime.session import Session
+from hybridspec.state.layers import RecurrentLayer
 
 
 def plane_bytes(session: Session) -> tuple[int, int]:

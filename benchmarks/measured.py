@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.tables import number, share, spread
-from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.measurement import measurement_of
 
 HEADINGS = ("tokens/s, pooled", "ms/token, median", "speed-up (90 %)", "CPU speed-up", "acceptance", "tau")

@@ -29,9 +29,9 @@ from benchmarks.intervals import ratio_of_medians, summary
 from benchmarks.tables import Grid, size
 from benchmarks.transformers_model import Model
 from benchmarks.ways import now
-from hybridspec.runner import TargetRunner
-from hybridspec.session import Session
-from hybridspec.storages import recurrent_bytes
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
+from hybridspec.state.memory import recurrent_bytes
 
 MODES = ("tape", "slots", "replay", "recompute", "naive")
 VOCABULARY = 64

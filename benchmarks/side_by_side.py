@@ -12,9 +12,9 @@ from benchmarks.measured import row_of
 from benchmarks.tables import Grid, number
 from benchmarks.ways import WAYS
 from hybridspec import embedded
-from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.decision import relative_interval, speedup
-from hybridspec.tuning.workloads import choose_prompts, find_workload
+from hybridspec.tuning.workloads.sources import choose_prompts, find_workload
 
 WORKLOADS = ("code", "json", "math", "prose")
 #: Plain decoding of ours in this environment: what all others are measured against, and must equal.
@@ -96,8 +96,8 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[
 
 def encoded(chosen: argparse.Namespace) -> list[ContestPrompt]:
     """The prompts as the target's token ids, those that leave no room in the static caches left out."""
-    from hybridspec.runner import TargetRunner
-    from hybridspec.tuning.encoding import encode_prompt
+    from hybridspec.runtime.runner import TargetRunner
+    from hybridspec.tuning.workloads.encoding import encode_prompt
 
     runner = TargetRunner.from_pretrained(chosen.target)
     found = []

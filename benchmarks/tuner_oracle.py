@@ -20,12 +20,12 @@ import torch
 from benchmarks import command
 from benchmarks.tables import Grid, number
 from hybridspec import embedded
+from hybridspec.tuning.backends.torch_backend import TorchBackend, sample_of
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import against_plain, speedup
 from hybridspec.tuning.run import EMBEDDED_DRAFTS, LENGTHS, TuneRequest, Tuning
 from hybridspec.tuning.study import Settings
-from hybridspec.tuning.torch_backend import TorchBackend, sample_of
-from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, in_turn
+from hybridspec.tuning.timed_decoding import Contender, Pair, PreparedPrompt, in_turn
 
 
 def grid(backend: TorchBackend, configurations: Sequence[Configuration], order: random.Random) -> dict:

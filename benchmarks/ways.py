@@ -60,14 +60,14 @@ class Ours(Way):
 
     def __init__(self, target: Path, draft: Path) -> None:
         from hybridspec.drafts.same_architecture import SameArchitectureDraft
-        from hybridspec.runner import TargetRunner
+        from hybridspec.runtime.runner import TargetRunner
 
         self.target = TargetRunner.from_pretrained(target, **self.options)
         self.draft = SameArchitectureDraft(TargetRunner.from_pretrained(draft, **self.options))
 
     def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
-        from hybridspec.sampling import Sampling
-        from hybridspec.tuning.trial import PreparedPrompt
+        from hybridspec.decoding.sampling import Sampling
+        from hybridspec.tuning.timed_decoding import PreparedPrompt
 
         begun = now()
         with PreparedPrompt(self.target, self.draft if k else None, "", prompt, Sampling(), 0) as prepared:

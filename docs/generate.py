@@ -29,7 +29,7 @@ GROUPS = {
 
 def findings() -> str:
     """Every code that ``hybridspec check`` can report, by group."""
-    from hybridspec.checker.codes import CODES
+    from hybridspec.checkpoints.codes import CODES
 
     lines = []
     for digit, group in GROUPS.items():

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from hybridspec.drafts.base import Draft, Drafting, Proceed, Proposal
+from hybridspec.decoding.draft import Draft, Drafting, Proceed
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.errors import InputError
-from hybridspec.sampling import Sampling
-from hybridspec.session import Session, flat_ids
+from hybridspec.runtime.session import Session, flat_ids
 
 
 class PromptLookupDraft(Draft):

@@ -1,8 +1,8 @@
 """Finds strategies and draft-length rules by name: ours, imported when asked for, and those of other packages.
 
 Another package adds a strategy by an entry point: ``[project.entry-points."hybridspec.drafts"]`` with a line
-``my-draft = "my_package.drafting:MyDraft"`` (a :class:`~hybridspec.drafts.base.Draft`), or a rule in the group
-``hybridspec.lengths`` (a :class:`~hybridspec.drafts.length.DraftLength`).
+``my-draft = "my_package.drafting:MyDraft"`` (a :class:`~hybridspec.decoding.draft.Draft`), or a rule in the group
+``hybridspec.lengths`` (a :class:`~hybridspec.decoding.draft_length.DraftLength`).
 """
 
 import difflib
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridspec import embedded
-from hybridspec.drafts.base import Draft
-from hybridspec.drafts.length import DraftLength, FixedLength
+from hybridspec.decoding.draft import Draft
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
 from hybridspec.errors import InputError
 
 if TYPE_CHECKING:
-    from hybridspec.runner import TargetRunner
+    from hybridspec.runtime.runner import TargetRunner
 
 
 class Registry:
@@ -127,9 +127,9 @@ STRATEGIES = Registry(
     "hybridspec.drafts",
     {
         "same-architecture": "hybridspec.drafts.same_architecture:SameArchitectureDraft",
-        "full-attention": "hybridspec.drafts.full_attention:FullAttentionDraft",
+        "full-attention": "hybridspec.drafts.full_attention.strategy:FullAttentionDraft",
         "prompt-lookup": "hybridspec.drafts.prompt_lookup:PromptLookupDraft",
-        "mtp": "hybridspec.drafts.mtp:MultiTokenPredictionDraft",
+        "mtp": "hybridspec.drafts.mtp.strategy:MultiTokenPredictionDraft",
     },
     Draft,
 )
@@ -137,11 +137,11 @@ LENGTHS = Registry(
     "draft-length rule",
     "hybridspec.lengths",
     {
-        "fixed": "hybridspec.drafts.length:FixedLength",
-        "svip": "hybridspec.drafts.entropy:SVIP",
-        "adaedl": "hybridspec.drafts.entropy:AdaEDL",
-        "expected-gain": "hybridspec.drafts.expected_gain:ExpectedGain",
-        "bandit": "hybridspec.drafts.bandit:Bandit",
+        "fixed": "hybridspec.decoding.draft_length:FixedLength",
+        "svip": "hybridspec.drafts.length.entropy:SVIP",
+        "adaedl": "hybridspec.drafts.length.entropy:AdaEDL",
+        "expected-gain": "hybridspec.drafts.length.expected_gain:ExpectedGain",
+        "bandit": "hybridspec.drafts.length.bandit:Bandit",
     },
     DraftLength,
 )

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from hybridspec.drafts.base import Draft, Drafting, Proceed, Proposal
+from hybridspec.decoding.draft import Draft, Drafting, Proceed
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling, distribution
 from hybridspec.errors import IncompatiblePairError, InputError
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling, distribution
-from hybridspec.session import Session, flat_ids
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session, flat_ids
 
 
 class SameArchitectureDraft(Draft):

@@ -12,17 +12,17 @@ _FOLDER = Path(__file__).resolve().parent
 if not (_FOLDER / "drafts").is_dir():
     __path__.append(str(_FOLDER.parent))
 _WHERE = {
-    "TargetRunner": "hybridspec.runner",
-    "Session": "hybridspec.session",
-    "Sampling": "hybridspec.sampling",
-    "Statistics": "hybridspec.decoder",
-    "decode": "hybridspec.decoder",
+    "TargetRunner": "hybridspec.runtime.runner",
+    "Session": "hybridspec.runtime.session",
+    "Sampling": "hybridspec.decoding.sampling",
+    "Statistics": "hybridspec.decoding.loop",
+    "decode": "hybridspec.decoding.loop",
     "check": "hybridspec.checker.check",
-    "Report": "hybridspec.checker.report",
-    "Finding": "hybridspec.checker.report",
+    "Report": "hybridspec.checkpoints.findings",
+    "Finding": "hybridspec.checkpoints.findings",
     "SameArchitectureDraft": "hybridspec.drafts.same_architecture",
-    "enable_assisted_generation": "hybridspec.assisted",
-    "disable_assisted_generation": "hybridspec.assisted",
+    "enable_assisted_generation": "hybridspec.decoding.assisted_generation",
+    "disable_assisted_generation": "hybridspec.decoding.assisted_generation",
 }
 __all__ = list(_WHERE)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec.checker.probes import PROBES
+from hybridspec.checker.sample_texts import PROBES
 from tests.families import FAMILIES, TOKENS, _skip_if_old, build, is_known, model_type
 
 #: More than the tokenizer has tokens, as published checkpoints do.

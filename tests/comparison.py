@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hybridspec.cache import RollbackCache
-from hybridspec.layers import AttentionLayer, IndexedLayer, RecurrentLayer
-from hybridspec.session import Session
+from hybridspec.runtime.session import Session
+from hybridspec.state.cache import RollbackCache
+from hybridspec.state.layers import AttentionLayer, IndexedLayer, RecurrentLayer
 from tests.reference import next_logits
 
 #: Largest allowed difference, in units of the largest entry. fp32 rounding through 8 layers and 600 tokens stays under

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from hybridspec.runner import RollbackMode, TargetRunner
+from hybridspec.runtime.runner import RollbackMode, TargetRunner
 from tests.examples import register
 from tests.tiny import noisy_copy, tiny_model
 

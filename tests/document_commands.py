@@ -19,10 +19,10 @@ import typer.main
 
 from hybridspec.cli.app import app
 from hybridspec.drafts.registry import STRATEGIES, draft_spec, make_length
+from hybridspec.engines.export.key_sets import choose_key_set
 from hybridspec.errors import HybridspecError
-from hybridspec.export.key_sets import choose_key_set
 from hybridspec.tuning.config_file import load_config, tomllib
-from hybridspec.tuning.workloads import WorkloadSource
+from hybridspec.tuning.workloads.sources import WorkloadSource
 from tests.documents import ROOT, Block, DocumentError
 
 #: What the parser of the command line raises; typer brings its own click in newer versions.

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from matplotlib.mathtext import MathTextParser
 
-from hybridspec import adapters
 from hybridspec.cli import app as cli
 from hybridspec.errors import InputError
+from hybridspec.hooks import adapters
 from hybridspec.tuning.config_file import load_config
 from tests.document_commands import check_block, commands
 from tests.documents import ROOT, Block, Document, DocumentError

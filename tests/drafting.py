@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.base import Draft, Drafting, Proceed, Proposal
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.session import Session
+from hybridspec.decoding.draft import Draft, Drafting, Proceed
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
 from tests.families import wrong
 from tests.reference import GreedyRun
 

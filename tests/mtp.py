@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hybridspec.drafts.mtp import MultiTokenPredictionDraft
-from hybridspec.drafts.mtp_head import PredictionHead, watch_streams
-from hybridspec.drafts.mtp_weights import published_tensors
+from hybridspec.drafts.mtp.head import PredictionHead, watch_streams
+from hybridspec.drafts.mtp.strategy import MultiTokenPredictionDraft
+from hybridspec.drafts.mtp.weights import published_tensors
 from tests.families import family_model, family_runner, shake
 
 #: Families with a head -> config fields that announce it.

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridspec import acceptance
-from hybridspec.acceptance import Verdict
-from hybridspec.sampling import draw
+from hybridspec.decoding import acceptance
+from hybridspec.decoding.acceptance import Verdict
+from hybridspec.decoding.sampling import draw
 from tests import reference
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.examples import examples

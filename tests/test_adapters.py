@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from hybridspec import adapters
-from hybridspec.decoder import decode
+from hybridspec.decoding.loop import decode
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.recording import States, recording
-from hybridspec.runner import TargetRunner
+from hybridspec.hooks import adapters
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.state.pass_context import States, recording
 from tests.comparison import assert_holds, assert_same_tensors
 from tests.tiny import tiny_model
 

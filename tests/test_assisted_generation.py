@@ -14,10 +14,10 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Pre
 from transformers.generation import candidate_generator
 
 from hybridspec import disable_assisted_generation, enable_assisted_generation
-from hybridspec.assisted import CACHE, AssistedCache
-from hybridspec.cache import RollbackCache
+from hybridspec.decoding.assisted_generation import CACHE, AssistedCache
 from hybridspec.errors import InputError, SessionError, UnsupportedLayerError
-from hybridspec.session import SHORT_BLOCK
+from hybridspec.runtime.session import SHORT_BLOCK
+from hybridspec.state.cache import RollbackCache
 from tests.families import CLAMPED, WITHOUT_TAPE, family_model, noisy_model, some_tokens, wrong
 from tests.reference import next_logits
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hybridspec.audit.coverage import read_coverage
-from hybridspec.audit.engine import CHILD, last_error
-from hybridspec.audit.server import Counters
-from hybridspec.audit.verdict import compare
 from hybridspec.cli.app import app
+from hybridspec.engines.audit.coverage import read_coverage
+from hybridspec.engines.audit.engine import CHILD, last_error
+from hybridspec.engines.audit.server import Counters
+from hybridspec.engines.audit.verdict import compare
 
 K = 3
 

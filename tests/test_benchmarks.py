@@ -16,7 +16,7 @@ from benchmarks.naive import Naive
 from benchmarks.tables import Grid
 from benchmarks.ways import CompiledGenerate, CompiledLoop, CompiledOurs, Decoded, Loop, Ours, StaticGenerate, way_class
 from hybridspec import embedded
-from hybridspec.tuning.workloads import find_workload
+from hybridspec.tuning.workloads.sources import find_workload
 
 DRAFT = embedded.DRAFTS[embedded.DEFAULT_DRAFT]
 

@@ -11,9 +11,11 @@ from safetensors import safe_open
 from torch import nn
 
 from hybridspec import embedded
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts import viability
-from hybridspec.drafts.bridges import (
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.distillation.text_windows import Documents
+from hybridspec.drafts.full_attention.bridge_training import train_bridges
+from hybridspec.drafts.full_attention.bridges import (
     SETTINGS,
     WEIGHTS,
     Bridge,
@@ -23,14 +25,12 @@ from hybridspec.drafts.bridges import (
     make_bridges,
     save_bridges,
 )
-from hybridspec.drafts.full_attention import FullAttentionDraft
-from hybridspec.drafts.reduced import ReducedModel
+from hybridspec.drafts.full_attention.reduced import ReducedModel
+from hybridspec.drafts.full_attention.strategy import FullAttentionDraft, viability
 from hybridspec.drafts.registry import make_draft
-from hybridspec.drafts.training.bridges import train_bridges
-from hybridspec.drafts.training.text_windows import Documents
 from hybridspec.errors import HybridspecError, IncompatiblePairError, InputError, ModelLoadError
-from hybridspec.runner import TargetRunner
-from hybridspec.tuning.workloads import load_workload
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.workloads.sources import load_workload
 from tests.test_cli import run
 from tests.test_full_attention import faint_model
 from tests.tiny import tiny_model

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import hybridspec
-from hybridspec.checker.codes import CODES
 from hybridspec.checker.run import cosines, repetition, run_models
+from hybridspec.checkpoints.codes import CODES
 from hybridspec.embedded import DRAFTS, TARGET
 from tests.checkpoints import edit
 from tests.test_cli import run
@@ -176,9 +176,9 @@ def test_run_measures_a_model_that_drafts_for_itself() -> None:
 @pytest.mark.usefixtures("short_runs")
 def test_run_finds_a_model_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback that does nothing keeps rejected tokens in the state."""
-    from hybridspec.session import Session
+    from hybridspec.runtime.session import Session
 
-    monkeypatch.setattr("hybridspec.runner.check_rollback", lambda runner: None)
+    monkeypatch.setattr("hybridspec.runtime.runner.check_rollback", lambda runner: None)
     commit = Session.commit
     monkeypatch.setattr(Session, "commit", lambda self, keep: commit(self, self.cache.pending))
     _, findings = run_models(DRAFT, None, length=64)

@@ -3,7 +3,7 @@
 import pytest
 
 from hybridspec import check
-from hybridspec.checker.engines import RULES, Facts, engine_findings, support
+from hybridspec.engines.support import RULES, Facts, engine_findings, support
 from tests.checkpoints import checkpoints
 
 __all__ = ["checkpoints"]

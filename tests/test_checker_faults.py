@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hybridspec import check
-from hybridspec.checker.codes import CODES
-from hybridspec.checker.report import Report
+from hybridspec.checkpoints.codes import CODES
+from hybridspec.checkpoints.findings import Report
 from tests.checkpoints import ROWS, checkpoints, edit, read_json, spoilt, tensors, truncate, write_json
 from tests.families import CLAMPED, FAMILIES
 

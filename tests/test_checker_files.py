@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hybridspec.checker.files import LONGEST_HEADER, HeaderError, read_header, read_json
+from hybridspec.checkpoints.files import LONGEST_HEADER, HeaderError, read_header, read_json
 from tests.examples import examples
 
 DTYPES = {

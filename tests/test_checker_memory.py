@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from hybridspec import check
-from hybridspec.checker.checkpoint import read_checkpoint
 from hybridspec.checker.layers import check_layers
-from hybridspec.checker.memory import GIB, STATES, USABLE, LayerMemory, UnknownLayer, layer_memory, plan
+from hybridspec.checkpoints.checkpoint import read_checkpoint
+from hybridspec.checkpoints.memory import GIB, STATES, USABLE, LayerMemory, UnknownLayer, layer_memory, plan
 from hybridspec.errors import InputError
-from hybridspec.layers import AttentionLayer, RecurrentLayer
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.state.layers import AttentionLayer, RecurrentLayer
 from tests.checkpoints import checkpoints
 from tests.families import CLAMPED, FAMILIES, MULTIMODAL, family_model, some_tokens
 

@@ -160,7 +160,7 @@ def test_generate_runs_compiled(capsys: pytest.CaptureFixture, traced_target: st
 
 
 def test_generate_runs_packed(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridspec.packed.LEAST", 1)
+    monkeypatch.setattr("hybridspec.runtime.packed.LEAST", 1)
     arguments = ("--prompt", "a b a b a", "--k", "2", "--max-new-tokens", "8", "--compare", "--json", "--packed")
     status, out, err = run(capsys, "generate", *arguments)
     assert status == 0 and json.loads(out)["same_output"], err

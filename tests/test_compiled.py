@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hybridspec import compiled
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime import compiled
+from hybridspec.runtime.runner import TargetRunner
 from tests.comparison import assert_close, assert_same_tensors
 from tests.drafting import generate
 from tests.families import family_model

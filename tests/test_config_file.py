@@ -7,7 +7,7 @@ import pytest
 from hybridspec.drafts.registry import LENGTHS, STRATEGIES
 from hybridspec.errors import InputError
 from hybridspec.tuning.config_file import ServingOptions, TuneConfig, load_config, tomllib
-from hybridspec.tuning.workloads import WorkloadSource, find_workload
+from hybridspec.tuning.workloads.sources import WorkloadSource, find_workload
 
 FOLDER = Path(__file__).parents[1] / "configs"
 SHIPPED = sorted(FOLDER.glob("*.toml"))

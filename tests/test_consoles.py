@@ -5,7 +5,7 @@ from rich.table import Table
 
 from hybridspec.cli import probe
 from hybridspec.cli.consoles import table_console
-from hybridspec.drafts.viability import Viability
+from hybridspec.drafts.full_attention.viability import Viability
 
 NAMES = [f"/checkpoints/{'long-' * 8}{i}" for i in range(3)]
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridspec.drafts.training import fetch as fetching
-from hybridspec.drafts.training.corpus import build, clean, is_held_out, main, split, write_domain
-from hybridspec.drafts.training.domains import Document, browser_features, paragraph_blocks, python_files
-from hybridspec.drafts.training.fetch import fetch, require, unpack
-from hybridspec.drafts.training.generators import LOG_FORMATS, PROBLEM_KINDS, log_file, log_files, word_problems
-from hybridspec.drafts.training.questions import country_name, fact_text, module_docstrings
-from hybridspec.drafts.training.readers import (
+from hybridspec.drafts.embedded_pair import fetch as fetching
+from hybridspec.drafts.embedded_pair.corpus import build, clean, is_held_out, main, split, write_domain
+from hybridspec.drafts.embedded_pair.domains import Document, browser_features, paragraph_blocks, python_files
+from hybridspec.drafts.embedded_pair.fetch import fetch, require, unpack
+from hybridspec.drafts.embedded_pair.generators import LOG_FORMATS, PROBLEM_KINDS, log_file, log_files, word_problems
+from hybridspec.drafts.embedded_pair.questions import country_name, fact_text, module_docstrings
+from hybridspec.drafts.embedded_pair.readers import (
     DICTD_DIGITS,
     dictd_entries,
     dictd_number,
@@ -29,7 +29,7 @@ from hybridspec.drafts.training.readers import (
     king_james_text,
     rdb_strings,
 )
-from hybridspec.drafts.training.sources import ARCHIVE_NOTE, SOURCES, Source, source_named
+from hybridspec.drafts.embedded_pair.sources import ARCHIVE_NOTE, SOURCES, Source, source_named
 
 TINY = Source("pypi", "tiny", "1.0", "tiny", ("code",), "MIT")
 

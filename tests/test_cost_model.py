@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridspec.decoder import Step
-from hybridspec.drafts.length import DraftLength, FixedLength
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Step
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.backend import Sample
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.cost_model import (
     Costs,
@@ -24,7 +24,7 @@ from hybridspec.tuning.cost_model import (
     wilson_interval,
 )
 from hybridspec.tuning.decision import corrected, decide
-from hybridspec.tuning.trial import PreparedPrompt
+from hybridspec.tuning.timed_decoding import PreparedPrompt
 from tests.examples import examples
 from tests.families import some_tokens
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hybridspec.decoder import Statistics, Token, continue_decoding, decode
-from hybridspec.drafts.length import FixedLength
+from hybridspec.decoding.draft_length import FixedLength
+from hybridspec.decoding.loop import Token, continue_decoding, decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
+from hybridspec.runtime.runner import TargetRunner
 from tests import reference
 
 MakeRunner = Callable[..., TargetRunner]

@@ -5,14 +5,15 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from hybridspec.decoder import Statistics, continue_decoding, decode
-from hybridspec.drafts.base import Proposal
-from hybridspec.drafts.length import FixedLength
+from hybridspec.decoding.draft_length import FixedLength
+from hybridspec.decoding.loop import continue_decoding, decode
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft, SameArchitectureDrafting
 from hybridspec.errors import ContextLengthError, IncompatiblePairError, InputError, SessionError
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.session import Session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
 
 MakeRunner = Callable[..., TargetRunner]
 PROMPT = [5, 17, 40, 8, 61, 2, 33, 90, 14, 27]
@@ -154,7 +155,7 @@ def test_an_exception_anywhere_frees_both_sessions(
         raise error("on purpose")
 
     if part == "acceptance":
-        monkeypatch.setattr("hybridspec.acceptance.greedy", fail)
+        monkeypatch.setattr("hybridspec.decoding.acceptance.greedy", fail)
     else:
         monkeypatch.setattr({"target": target, "draft": draft}[part].model.lm_head, "forward", fail)
     with pytest.raises(error, match="on purpose"):

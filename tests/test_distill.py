@@ -13,16 +13,17 @@ import torch
 from safetensors.torch import load_file
 
 from hybridspec.cli import app as cli
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.distillation import distill as distill_module
 from hybridspec.drafts.distillation.corpus import encode, prepare, split
 from hybridspec.drafts.distillation.distill import PROVENANCE, Settings, distill
+from hybridspec.drafts.distillation.documents import read_documents
+from hybridspec.drafts.distillation.matching import Lessons, learn, target_logits
+from hybridspec.drafts.embedded_pair.tokenizer import train_tokenizer
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.drafts.training.documents import read_documents
-from hybridspec.drafts.training.matching import Lessons, learn, target_logits
-from hybridspec.drafts.training.tokenizer import train_tokenizer
 from hybridspec.errors import HybridspecError, InputError
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from tests.families import FAMILIES, TOKENS, build, shake
 from tests.tiny import tiny_model
 

@@ -18,7 +18,7 @@ import pytest
 from packaging.version import Version
 from transformers import __version__ as transformers_version
 
-from hybridspec.families import families
+from hybridspec.runtime.families import families
 from hybridspec.tuning.profile_file import schema
 from tests.document_commands import options
 from tests.document_runs import EXAMPLES, run_document, run_hybridspec, run_outside, script

@@ -8,17 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridspec.decoder import Statistics, Step, continue_decoding, decode
-from hybridspec.drafts.bandit import Bandit
-from hybridspec.drafts.entropy import SVIP, AdaEDL
-from hybridspec.drafts.estimates import AcceptanceEstimate, StepCosts
-from hybridspec.drafts.expected_gain import ExpectedGain
-from hybridspec.drafts.length import DraftLength, FixedLength
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
+from hybridspec.decoding.loop import continue_decoding, decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics, Step
+from hybridspec.drafts.length.bandit import Bandit
+from hybridspec.drafts.length.entropy import SVIP, AdaEDL
+from hybridspec.drafts.length.estimates import AcceptanceEstimate, StepCosts
+from hybridspec.drafts.length.expected_gain import ExpectedGain
 from hybridspec.drafts.registry import LENGTHS, make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import ContextLengthError, InputError
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
+from hybridspec.runtime.runner import TargetRunner
 from tests import reference
 
 MakeRunner = Callable[..., TargetRunner]

@@ -38,9 +38,9 @@ def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
 
     from rich.console import Console
 
-    from hybridspec.drafts.length import DraftLength
-    from hybridspec.tuning.trial import Run
-    from hybridspec.tuning.workloads import Prompt
+    from hybridspec.decoding.draft_length import DraftLength
+    from hybridspec.tuning.timed_decoding import Run
+    from hybridspec.tuning.workloads.sources import Prompt
 
     seen: list[tuple[str, DraftLength]] = []
 

@@ -9,12 +9,13 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hybridspec import embedded
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.trial import PreparedPrompt
-from hybridspec.tuning.workloads import load_workload
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.timed_decoding import PreparedPrompt
+from hybridspec.tuning.workloads.sources import load_workload
 
 MODELS = {"target": embedded.TARGET, **embedded.DRAFTS}
 WORKLOADS = embedded.workload_files()

@@ -6,8 +6,8 @@ import pytest
 
 from hybridspec import TargetRunner, embedded
 from hybridspec.errors import ContextLengthError, InputError
-from hybridspec.tuning.encoding import encode_prompt, encode_workload
-from hybridspec.tuning.workloads import Prompt, Workload, find_workload
+from hybridspec.tuning.workloads.encoding import encode_prompt, encode_workload
+from hybridspec.tuning.workloads.sources import Prompt, Workload, find_workload
 
 
 @pytest.fixture(scope="module")

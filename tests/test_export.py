@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hybridspec.engines.export import key_sets as versions
+from hybridspec.engines.export.key_sets import KeySet, choose_key_set, key_sets, read_key_set
+from hybridspec.engines.export.memory import page_bytes
+from hybridspec.engines.export.models import Models, read_models
+from hybridspec.engines.export.profile import export_configuration
+from hybridspec.engines.export.proposal import PLAIN, PROPOSER, from_method
+from hybridspec.engines.export.refusals import Refusal, in_one_group
+from hybridspec.engines.export.vllm import Export, Options, batch_table, export_vllm, flag, synthetic_keys
 from hybridspec.errors import InputError, ModelLoadError
-from hybridspec.export import key_sets as versions
-from hybridspec.export.key_sets import KeySet, choose_key_set, key_sets, read_key_set
-from hybridspec.export.memory import page_bytes
-from hybridspec.export.models import Models, read_models
-from hybridspec.export.profile import export_configuration
-from hybridspec.export.proposal import PLAIN, PROPOSER, from_method
-from hybridspec.export.refusals import Refusal, in_one_group
-from hybridspec.export.vllm import Export, Options, batch_table, export_vllm, flag, synthetic_keys
 from hybridspec.tuning.config_file import load_config
 from tests.serving import stand_in, write_stand_in
 

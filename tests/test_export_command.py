@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridspec.embedded import DRAFTS, TARGET
-from hybridspec.export import key_sets
+from hybridspec.engines.export import key_sets
 from hybridspec.tuning import profile as profiles
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from tests.test_cli import run

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import HybridspecError
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from tests.comparison import (
     assert_all_close,
     assert_close,

@@ -9,10 +9,11 @@ import pytest
 from transformers import __version__ as version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec import adapters, families, mixers
 from hybridspec.errors import InputError, UnsupportedLayerError
-from hybridspec.families import CLAMPED, FROM_ZERO, TIES_ATTENTION, TIES_EXPERTS, Family, ModelingFile
-from hybridspec.runner import TargetRunner
+from hybridspec.hooks import adapters, mixers
+from hybridspec.runtime import families
+from hybridspec.runtime.families import CLAMPED, FROM_ZERO, TIES_ATTENTION, TIES_EXPERTS, Family, ModelingFile
+from hybridspec.runtime.runner import TargetRunner
 from tests.families import FAMILIES, family_runner, is_known, model_type, modes
 from tests.test_cli import run
 

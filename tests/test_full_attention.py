@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hybridspec.cache import RollbackCache
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.block_pass import alone_pass, draft_pass, target_pass
-from hybridspec.drafts.bridges import Bridge
-from hybridspec.drafts.full_attention import FullAttentionDraft
-from hybridspec.drafts.reduced import Cut
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.full_attention.block_pass import alone_pass, draft_pass, target_pass
+from hybridspec.drafts.full_attention.bridges import Bridge
+from hybridspec.drafts.full_attention.reduced import Cut
+from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
 from hybridspec.errors import IncompatiblePairError, InputError, SessionError, UnsupportedLayerError
-from hybridspec.runner import TargetRunner, decoder_layers
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.trial import PreparedPrompt
+from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.state.cache import RollbackCache
+from hybridspec.tuning.timed_decoding import PreparedPrompt
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.comparison import assert_close, assert_varied, held_tensors
 from tests.drafting import Tampering, generate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from hybridspec.static_layers import Group
+from hybridspec.state.static_layers import Group
 
 SMOKE = ["--device", "cpu", "--smoke"]
 
@@ -49,7 +49,7 @@ def test_a_wrong_result_fails_its_section_only(
     path = tmp_path / "gpu.json"
     sections = ["--section", "equality", "--section", "memory"]
     # The self-test at load time would notice first.
-    monkeypatch.setattr("hybridspec.static.check_rollback", lambda runner: None)
+    monkeypatch.setattr("hybridspec.runtime.static_runner.check_rollback", lambda runner: None)
     assert gpu.main([*SMOKE, *sections, "--k", "2", "--repeats", "1", "--json", str(path)]) == 1
     result = json.loads(path.read_text())
     assert "WrongResultError: static, 1 kept, layer 0: off by" in result["failed"]["equality"]

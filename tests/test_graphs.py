@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hybridspec.graphs import WARM_UPS, Graphs
-from hybridspec.runner import TargetRunner
-from hybridspec.static import StaticRunner
+from hybridspec.runtime.graphs import WARM_UPS, Graphs
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.static_runner import StaticRunner
 from tests import families
 from tests.comparison import assert_all_close, assert_close, held_tensors
 from tests.test_static import static_tensors

@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridspec import kernels
 from hybridspec.errors import InputError
-from hybridspec.recurrence import gated_delta, ssd
+from hybridspec.recurrence import gated_delta, kernels, ssd
 from hybridspec.recurrence.tape import Tape, rollback
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from tests import families, recurrences, test_gated_delta, test_ssd
 from tests.comparison import assert_close
 from tests.examples import examples
@@ -32,8 +31,8 @@ if importlib.util.find_spec("triton") is None:
     print(f"hybridspec: {reason}", file=sys.stderr)
     pytest.skip(reason, allow_module_level=True)
 
-from hybridspec.kernels import gated_delta as gated_delta_kernel  # noqa: E402
-from hybridspec.kernels import ssd as ssd_kernel  # noqa: E402
+from hybridspec.recurrence.kernels import gated_delta as gated_delta_kernel  # noqa: E402
+from hybridspec.recurrence.kernels import ssd as ssd_kernel  # noqa: E402
 
 
 def on_device(verify: Callable) -> Callable:
@@ -221,7 +220,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from hybridspec.kernels import gated_delta, ssd
+from hybridspec.recurrence.kernels import gated_delta, ssd
 
 HALF = {"query", "key", "value", "beta", "inputs", "write", "read"}
 WHOLE = {"log_decay", "state", "tape_key", "tape_write", "final", "step", "rate", "tape_decay", "tape_scaled",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec.layout import (
+from hybridspec.checkpoints.layout import (
     KNOWN,
     agree,
     compact,

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from transformers.models.minimax.modeling_minimax import MiniMaxCache, MiniMaxLightningAttention
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
 
-from hybridspec import mixers
-from hybridspec.cache import RollbackCache
-from hybridspec.layers import AttentionLayer, RecurrentLayer
-from hybridspec.recording import recording
-from hybridspec.session import Session
+from hybridspec.hooks import mixers
+from hybridspec.runtime.session import Session
+from hybridspec.state.cache import RollbackCache
+from hybridspec.state.layers import AttentionLayer, RecurrentLayer
+from hybridspec.state.pass_context import recording
 from tests import reference
 from tests.comparison import assert_close, assert_holds, held_tensors
 from tests.families import MODES, family_model, family_runner, some_tokens

@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts import mtp
-from hybridspec.drafts.mtp import MultiTokenPredictionDraft, MultiTokenPredictionDrafting
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.mtp import strategy as mtp
+from hybridspec.drafts.mtp.strategy import MultiTokenPredictionDraft, MultiTokenPredictionDrafting
 from hybridspec.drafts.registry import make_draft
 from hybridspec.errors import (
     IncompatiblePairError,
@@ -19,9 +21,8 @@ from hybridspec.errors import (
     SessionError,
     UnsupportedLayerError,
 )
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.session import Session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
 from tests import test_sampling_distribution
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.drafting import generate

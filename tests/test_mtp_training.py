@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from hybridspec import embedded
+from hybridspec.drafts.embedded_pair import mtp_head
+from hybridspec.drafts.embedded_pair.data import MIXTURE
+from hybridspec.drafts.embedded_pair.mtp_head import depth_logits, depth_mask
+from hybridspec.drafts.embedded_pair.tokenizer import load_tokenizer
 from hybridspec.drafts.registry import make_draft
-from hybridspec.drafts.training import mtp_head
-from hybridspec.drafts.training.data import MIXTURE
-from hybridspec.drafts.training.mtp_head import depth_logits, depth_mask
-from hybridspec.drafts.training.tokenizer import load_tokenizer
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from tests.families import family_model, some_tokens
 from tests.mtp import drafted_logits, family_draft, target_hidden
 from tests.tiny import tiny_model

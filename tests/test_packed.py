@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 
-from hybridspec import packed
-from hybridspec.decoder import decode
+from hybridspec.decoding.loop import decode
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime import packed
+from hybridspec.runtime.runner import TargetRunner
 from tests.families import some_tokens
 from tests.tiny import tiny_model
 

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.prompt_lookup import PromptLookupDraft
 from hybridspec.errors import InputError
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
+from hybridspec.runtime.runner import TargetRunner
 from tests.drafting import generate
 from tests.examples import examples
 from tests.reference import looked_up

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from hybridspec.decoder import decode
-from hybridspec.drafts.length import FixedLength
+from hybridspec.decoding.draft_length import FixedLength
+from hybridspec.decoding.loop import decode
 from hybridspec.drafts.prompt_lookup import PromptLookupDraft
 from hybridspec.drafts.registry import LENGTHS, STRATEGIES, make_draft, make_length
 from hybridspec.errors import InputError
 
 PACKAGE = """
-from hybridspec.drafts.base import Draft, Drafting, Proposal
-from hybridspec.drafts.length import DraftLength
+from hybridspec.decoding.draft import Draft, Drafting
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.draft_length import DraftLength
 
 
 class Parrot(Draft, Drafting):

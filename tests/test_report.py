@@ -17,7 +17,6 @@ from rich.console import Console
 from hybridspec.cli import app as cli
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.profile_file import read_profile
-from hybridspec.tuning.report import concurrency_tables, profile_table
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
 from hybridspec.tuning.reporting.against import compare_profiles
 from hybridspec.tuning.reporting.against_plot import against_figure
@@ -25,6 +24,7 @@ from hybridspec.tuning.reporting.costs import best_ratio, cost_figure, shown_dra
 from hybridspec.tuning.reporting.figures import COLOURS, looks
 from hybridspec.tuning.reporting.page import report_page
 from hybridspec.tuning.reporting.speedup import rule_labels, speedup_figure
+from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_table
 from hybridspec.tuning.reporting.words import prompts_behind, short_names, shorten
 from hybridspec.tuning.reporting.write import write_report
 from tests.profiles import DRAFTS, profile, trial, unmeasured, workload

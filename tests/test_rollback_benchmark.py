@@ -8,7 +8,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks import rollback
-from hybridspec import families
+from hybridspec.runtime import families
 
 K = 6
 #: One whose past transformers can copy, and one whose it cannot; the others are slow tests.

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hybridspec.decoder import decode
+from hybridspec.decoding.loop import decode
 from hybridspec.errors import HybridspecError, InputError, ModelLoadError, UnsupportedLayerError
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from tests.tiny import VOCABULARY
 
 
@@ -152,7 +152,7 @@ def test_an_unknown_rollback_is_refused_before_the_weights_are_read(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("minutes of loading for a typing error")
 
-    monkeypatch.setattr("hybridspec.runner.AutoModelForCausalLM.from_pretrained", fail)
+    monkeypatch.setattr("hybridspec.runtime.runner.AutoModelForCausalLM.from_pretrained", fail)
     with pytest.raises(InputError, match="slot"):
         TargetRunner.from_pretrained(checkpoint, rollback="slot")
 

@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridspec import acceptance
-from hybridspec.acceptance import Verdict
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.length import DraftLength
+from hybridspec.decoding import acceptance
+from hybridspec.decoding.acceptance import Verdict
+from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling, draw
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling, draw
+from hybridspec.runtime.runner import TargetRunner
 from tests import reference
 from tests.chi_square import FALSE_ALARM, p_value
 
@@ -118,7 +119,7 @@ def test_a_wrong_rule_in_the_loop_is_caught(pair: Pair, monkeypatch: pytest.Monk
 
 def test_a_draft_that_hides_its_temperature_is_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distributions that a draft hands over must be those it drew from."""
-    from hybridspec import sampling as module
+    from hybridspec.decoding import sampling as module
 
     sampling = SAMPLINGS["temperature 1"]
 

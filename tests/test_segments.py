@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridspec import segments as module
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.base import Proposal
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.full_attention import segments as module
+from hybridspec.drafts.full_attention.segments import Screen, SegmentedVerification
+from hybridspec.drafts.full_attention.token_probes import FinalHead, attention_cuts, fit_segments
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError, UnsupportedLayerError
-from hybridspec.probes import FinalHead, attention_cuts, fit_segments
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.segments import Screen, SegmentedVerification
+from hybridspec.runtime.runner import TargetRunner
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.comparison import assert_close, assert_holds
 from tests.drafting import generate

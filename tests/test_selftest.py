@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridspec import adapters, cache, layers, mixers, recording, session
-from hybridspec.cache import RollbackCache
 from hybridspec.errors import UnsupportedLayerError
+from hybridspec.hooks import adapters, mixers
 from hybridspec.recurrence import selective_scan
 from hybridspec.recurrence import tape as tape_module
 from hybridspec.recurrence.rg_lru import StateTape
-from hybridspec.runner import TargetRunner
-from hybridspec.selftest import check_rollback
+from hybridspec.runtime import session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.selftest import check_rollback
+from hybridspec.state import cache, layers
+from hybridspec.state import pass_context as recording
+from hybridspec.state.cache import RollbackCache
 from tests import reference
 from tests.comparison import assert_close
 from tests.families import CLAMPED, family_model, family_runner, some_tokens

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from hybridspec.cli.app import app
 from hybridspec.errors import InputError
+from hybridspec.tuning.backends.server_metrics import Totals
+from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
-from hybridspec.tuning.server_metrics import Totals
-from hybridspec.tuning.server_run import ServerTuning
 from hybridspec.tuning.study import Settings
 from tests.fake_server import FakeServer, serving
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hybridspec.errors import ContextLengthError, InputError, SessionError
-from hybridspec.runner import TargetRunner
-from hybridspec.session import Session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
 from tests.comparison import assert_holds
 from tests.tiny import VOCABULARY
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import pytest
 from torch import nn
 
-from hybridspec import cache
-from hybridspec.runner import TargetRunner
-from hybridspec.session import Session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
+from hybridspec.state import cache
 from tests.comparison import assert_holds
 
 MakeRunner = Callable[..., TargetRunner]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridspec.errors import SessionError
-from hybridspec.runner import TargetRunner
-from hybridspec.session import Session
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
 from tests import reference
 from tests.comparison import (
     TOLERANCE,

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hybridspec.decoder import decode
+from hybridspec.decoding.loop import decode
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import ContextLengthError, InputError, SessionError, UnsupportedLayerError
-from hybridspec.graphs import Graphs
-from hybridspec.recording import recording
-from hybridspec.runner import TargetRunner
-from hybridspec.session import Session
-from hybridspec.static import StaticRunner
-from hybridspec.static_layers import StaticAttentionLayer, StaticRecurrentLayer
+from hybridspec.runtime.graphs import Graphs
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session
+from hybridspec.runtime.static_runner import StaticRunner
+from hybridspec.state.pass_context import recording
+from hybridspec.state.static_layers import StaticAttentionLayer, StaticRecurrentLayer
 from tests import families
 from tests.comparison import assert_all_close, assert_close, held_tensors
 from tests.examples import examples

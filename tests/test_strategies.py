@@ -9,18 +9,20 @@ import pytest
 import torch
 
 from hybridspec import embedded
-from hybridspec.decoder import Statistics, decode
-from hybridspec.drafts.base import Draft, Drafting, Proposal
+from hybridspec.decoding.draft import Draft, Drafting
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.drafts.full_attention.token_probes import fit_segments
 from hybridspec.drafts.prompt_lookup import PromptLookupDraft
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import IncompatiblePairError
-from hybridspec.probes import fit_segments
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
-from hybridspec.segments import SegmentedVerification
-from hybridspec.tuning.encoding import encode_prompt
-from hybridspec.tuning.workloads import find_workload
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.workloads.encoding import encode_prompt
+from hybridspec.tuning.workloads.sources import find_workload
 from tests.chi_square import FALSE_ALARM, p_value
 from tests.drafting import generate
 from tests.families import some_tokens

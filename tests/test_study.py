@@ -17,18 +17,18 @@ import torch
 
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError, SessionError
-from hybridspec.runner import TargetRunner
-from hybridspec.tuning import trial
-from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning import timed_decoding as trial
+from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.decision import decide, shared_speedups
-from hybridspec.tuning.encoding import EncodedPrompt
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
-from hybridspec.tuning.torch_backend import TorchBackend
-from hybridspec.tuning.workloads import Prompt
+from hybridspec.tuning.workloads.encoding import EncodedPrompt
+from hybridspec.tuning.workloads.sources import Prompt
 from tests.tiny import tiny_model
 
 PROMPTS = (EncodedPrompt(Prompt("p0"), (5, 6, 7, 8)), EncodedPrompt(Prompt("p1"), (9, 10, 11)))

@@ -9,13 +9,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hybridspec.drafts.training import data, distil, outputs, target, unloop
-from hybridspec.drafts.training.data import WindowSampler, is_permissive, read_corpus
-from hybridspec.drafts.training.kernels import training_kernels
-from hybridspec.drafts.training.optimizer import MuonAdamW, orthogonalise
-from hybridspec.drafts.training.sitting import Processes, Sitting, learning_rate_scale
-from hybridspec.drafts.training.target import make_config, make_model
-from hybridspec.drafts.training.tasks import task_documents
+from hybridspec.drafts.distillation import outputs
+from hybridspec.drafts.distillation.optimizer import MuonAdamW, orthogonalise
+from hybridspec.drafts.distillation.sitting import Processes, Sitting, learning_rate_scale
+from hybridspec.drafts.distillation.training_kernels import training_kernels
+from hybridspec.drafts.distillation.window_sampler import WindowSampler
+from hybridspec.drafts.embedded_pair import data, distil, target, unloop
+from hybridspec.drafts.embedded_pair.data import is_permissive, read_corpus
+from hybridspec.drafts.embedded_pair.target import make_config, make_model
+from hybridspec.drafts.embedded_pair.tasks import task_documents
 from tests.tiny import tiny_model
 
 CODE = '''def area(width, height):

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
-from hybridspec import adapters
-from hybridspec.decoder import decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.sampling import Sampling
+from hybridspec.hooks import adapters
+from hybridspec.runtime.runner import TargetRunner
 from tests.comparison import assert_close, assert_same_output, assert_varied, held_tensors, native_tensors
 from tests.drafting import Tampering, generate
 from tests.families import (

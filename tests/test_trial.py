@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from hybridspec.drafts.length import FixedLength
+from hybridspec.decoding.draft_length import FixedLength
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import SessionError
-from hybridspec.sampling import Sampling
-from hybridspec.tuning import trial
-from hybridspec.tuning.trial import SLICE, Contender, PreparedPrompt, in_turn, measure_pair, measure_round
+from hybridspec.tuning import timed_decoding as trial
+from hybridspec.tuning.timed_decoding import SLICE, Contender, PreparedPrompt, in_turn, measure_pair, measure_round
 from tests.families import some_tokens
 
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hybridspec import embedded
-from hybridspec.audit.engine import EngineFailedError
 from hybridspec.cli.app import app
+from hybridspec.engines.audit.engine import EngineFailedError
+from hybridspec.engines.export.profile import concurrency
 from hybridspec.errors import InputError
-from hybridspec.export.profile import concurrency
+from hybridspec.tuning.backends.loads import Load, Pooled, Round
+from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.loads import Load, Pooled, Round
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.study import Settings
-from hybridspec.tuning.vllm_run import VllmTuning
 from tests.fake_vllm import install, started
 
 DRAFT = "same-architecture:draft-2-layers"
@@ -145,7 +145,7 @@ def test_an_engine_that_fails_says_why(python: str, tmp_path: Path) -> None:
 def test_an_engine_ends_with_the_run_that_started_it(python: str, tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
-from hybridspec.audit.engine import Engine
+from hybridspec.engines.audit.engine import Engine
 job = {{"progress": {str(tmp_path / "note")!r}, "overrides": {{"seed": 14}}, "loads": []}}
 Engine({python!r}, "m", [], Path({str(tmp_path)!r}), 60, module="hybridspec_timing_engine").run("stuck", **job)
 """

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hybridspec import vllm_plugin
-from hybridspec.drafts.length import DraftLength
-from hybridspec.engine_requests import PATIENCE
+from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.engines.vllm import proposer as vllm_plugin
+from hybridspec.engines.vllm.proposer import HybridDraftProposer
+from hybridspec.engines.vllm.requests import PATIENCE
 from hybridspec.errors import IncompatiblePairError, InputError
-from hybridspec.runner import TargetRunner
-from hybridspec.vllm_plugin import HybridDraftProposer
+from hybridspec.runtime.runner import TargetRunner
 from tests.tiny import VOCABULARY, tiny_model
 
 K = 3
@@ -128,7 +128,7 @@ def test_lengths_are_ruled_request_by_request(
         def observe(self, step: object) -> None:
             self.steps.append((step.drafted, step.accepted))
 
-    monkeypatch.setattr("hybridspec.vllm_plugin.make_length", lambda _: Counting())
+    monkeypatch.setattr("hybridspec.engines.vllm.proposer.make_length", lambda _: Counting())
     proposer = make_proposer(length="counting")
     Counting.made.clear()
     first, second = [3, 4, 5], [7, 8, 9]

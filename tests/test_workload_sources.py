@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hybridspec import embedded
 from hybridspec.errors import InputError
-from hybridspec.tuning.workloads import (
+from hybridspec.tuning.workloads.sources import (
     Prompt,
     WorkloadSource,
     choose_prompts,

@@ -7,7 +7,7 @@ import pytest
 
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
-from hybridspec.tuning.workloads import Prompt, choose_prompts, find_workload, load_workload
+from hybridspec.tuning.workloads.sources import Prompt, choose_prompts, find_workload, load_workload
 
 
 def write(folder: Path, text: str) -> Path:

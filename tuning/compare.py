@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.backend import Sample
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.tuning.backends.base import Sample
+from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.configuration import Bench, Configuration
-from hybridspec.tuning.encoding import encode_prompt
 from hybridspec.tuning.measurement import Measurement, measurement_of
-from hybridspec.tuning.torch_backend import sample_of
-from hybridspec.tuning.trial import Contender, Pair, PreparedPrompt, measure_round
-from hybridspec.tuning.workloads import Prompt
+from hybridspec.tuning.timed_decoding import Contender, Pair, PreparedPrompt, measure_round
+from hybridspec.tuning.workloads.encoding import encode_prompt
+from hybridspec.tuning.workloads.sources import Prompt
 
 if TYPE_CHECKING:
     import pandas

@@ -12,10 +12,10 @@ from hybridspec import embedded
 from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
-from hybridspec.runner import RollbackMode
+from hybridspec.runtime.runner import RollbackMode
 from hybridspec.tuning.fields import at_least, convert, fill, shown
-from hybridspec.tuning.rows import SUFFIXES
-from hybridspec.tuning.workloads import WorkloadSource
+from hybridspec.tuning.workloads.rows import SUFFIXES
+from hybridspec.tuning.workloads.sources import WorkloadSource
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,8 +89,8 @@ class TuneConfig:
         prompts, max_new_tokens, temperature: for workloads that do not say themselves.
         more_prompts: further ones for an answer inside the noise; None: as many again.
         trials, seconds: limits for each workload.
-        compile: run target and drafts compiled, see :mod:`hybridspec.compiled`; ``torch`` only.
-        packed: run them on packed weights, see :mod:`hybridspec.packed`; ``torch`` only.
+        compile: run target and drafts compiled, see :mod:`hybridspec.runtime.compiled`; ``torch`` only.
+        packed: run them on packed weights, see :mod:`hybridspec.runtime.packed`; ``torch`` only.
         backend: ``torch`` (this package's runner), ``vllm`` (its engine in a process of ours) or ``server``.
         storage: Optuna storage URL or journal file; else an SQLite file in ``out``.
         out: folder of the study, the profile and the report.

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridspec.acceptance import Verification
-from hybridspec.drafts.base import Draft
-from hybridspec.drafts.length import DraftLength
+from hybridspec.decoding.acceptance import Verification
+from hybridspec.decoding.draft import Draft
+from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.drafts.full_attention.token_probes import fit_segments
 from hybridspec.drafts.registry import make_draft, make_length
-from hybridspec.probes import fit_segments
-from hybridspec.runner import TargetRunner
-from hybridspec.segments import SegmentedVerification
+from hybridspec.runtime.runner import TargetRunner
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hybridspec.decoder import Step
-from hybridspec.drafts.estimates import Curve
-from hybridspec.drafts.length import DraftLength, FixedLength
-from hybridspec.tuning.trial import PreparedPrompt
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
+from hybridspec.decoding.step import Step
+from hybridspec.drafts.length.estimates import Curve
+from hybridspec.tuning.timed_decoding import PreparedPrompt
 
 #: Entries of a draft's distribution that a survey keeps; their entropy is that of the whole to within its tail.
 KEPT_ROW = 1024

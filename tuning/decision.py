@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from hybridspec.tuning.backend import Sample
+from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.configuration import PLAIN, Configuration
 
 #: How far predictions are thought to stray from each other before that was seen; the more were tried, the less.

@@ -10,14 +10,14 @@ from importlib.metadata import version
 
 import torch
 
-from hybridspec.drafts.base import Draft
+from hybridspec.decoding.draft import Draft
+from hybridspec.engines.export.key_sets import choose_key_set
+from hybridspec.engines.export.models import read_models
+from hybridspec.engines.export.profile import draft_folder, export_configuration
+from hybridspec.engines.export.refusals import Refusal
+from hybridspec.engines.export.vllm import Options
 from hybridspec.errors import HybridspecError
-from hybridspec.export.key_sets import choose_key_set
-from hybridspec.export.models import read_models
-from hybridspec.export.profile import draft_folder, export_configuration
-from hybridspec.export.refusals import Refusal
-from hybridspec.export.vllm import Options
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.cost_model import wilson_interval
 from hybridspec.tuning.profile_file import FILE, SCHEMA

@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from hybridspec import embedded
-from hybridspec.compiled import compile_ahead
 from hybridspec.drafts.registry import draft_spec, make_draft, make_length
 from hybridspec.errors import InputError
-from hybridspec.runner import RollbackMode, TargetRunner
+from hybridspec.runtime.compiled import compile_ahead
+from hybridspec.runtime.runner import RollbackMode, TargetRunner
+from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Bench
-from hybridspec.tuning.encoding import encode_workload
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
-from hybridspec.tuning.torch_backend import TorchBackend
-from hybridspec.tuning.workloads import WorkloadSource, choose_prompts, find_workloads
+from hybridspec.tuning.workloads.encoding import encode_workload
+from hybridspec.tuning.workloads.sources import WorkloadSource, choose_prompts, find_workloads
 
 #: What the embedded target is tuned with when nothing is named.
 EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "prompt-lookup")

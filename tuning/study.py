@@ -16,11 +16,11 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
-from hybridspec.drafts.base import Draft
+from hybridspec.decoding.draft import Draft
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.registry import make_length, with_longest
 from hybridspec.errors import InputError
-from hybridspec.sampling import Sampling
-from hybridspec.tuning.backend import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import (
     WORTHWHILE,

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.step import Statistics
+from hybridspec.drafts.distillation.domain_score import score
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.drafts.training.card import score
-from hybridspec.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hybridspec.drafts.training.data import WindowSampler
-from hybridspec.drafts.training.documents import read_documents
+from hybridspec.drafts.distillation.documents import read_documents
+from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.errors import InputError
 
 #: One document in forty is held out, by a hash of its text; of a file with fewer documents, the end of each.
@@ -116,7 +116,7 @@ def prepare(
     """Reads the corpus and writes its token files into ``folder``, or finds them there from an earlier call.
 
     Args:
-        files: see :func:`~hybridspec.drafts.training.documents.text_files`.
+        files: see :func:`~hybridspec.drafts.distillation.documents.text_files`.
         held_out: files to test on; without any, a part of the corpus is kept back.
         length: tokens of a training window; each source must fill one.
 

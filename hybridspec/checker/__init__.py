@@ -1,4 +1,4 @@
 """The consistency checker: does a checkpoint fit its own config, and a draft its target?
 
-:func:`hybridspec.check` runs it; :mod:`hybridspec.checker.codes` explains what it can find.
+:func:`hybridspec.check` runs it; :mod:`hybridspec.checkpoints.codes` explains what it can find.
 """

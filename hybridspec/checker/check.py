@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hybridspec.checker.checkpoint import Checkpoint, read_checkpoint
-from hybridspec.checker.engines import ENGINES, Facts, engine_findings, support
 from hybridspec.checker.layers import announces_prediction_head, check_layers, has_prediction_head, recurrent_kinds
-from hybridspec.checker.memory import GIB, UnknownLayer, layer_memory, plan
 from hybridspec.checker.pair import (
     check_pair,
     check_quantisation,
@@ -15,7 +12,6 @@ from hybridspec.checker.pair import (
     rope,
     state_dtypes,
 )
-from hybridspec.checker.report import Finding, Report
 from hybridspec.checker.tokenizer import (
     TokenizerFiles,
     check_tokenizer,
@@ -24,6 +20,10 @@ from hybridspec.checker.tokenizer import (
     read_tokenizer,
     tokenizer_facts,
 )
+from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from hybridspec.checkpoints.findings import Finding, Report
+from hybridspec.checkpoints.memory import GIB, UnknownLayer, layer_memory, plan
+from hybridspec.engines.support import ENGINES, Facts, engine_findings, support
 from hybridspec.errors import InputError
 
 

@@ -16,8 +16,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
-from hybridspec.checker.files import TensorInfo
-from hybridspec.layout import LAYER_NAME, OTHER_PARTS
+from hybridspec.checkpoints.files import TensorInfo
+from hybridspec.checkpoints.layout import LAYER_NAME, OTHER_PARTS
 
 DTYPES = {
     "BOOL": torch.bool,

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from hybridspec.checker.checkpoint import MOST_LAYERS, Checkpoint
-from hybridspec.checker.report import Finding
-from hybridspec.layout import (
+from hybridspec.checkpoints.checkpoint import MOST_LAYERS, Checkpoint
+from hybridspec.checkpoints.findings import Finding
+from hybridspec.checkpoints.layout import (
     ATTENTION,
     HYBRID,
     LAYER_NAME,

@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from hybridspec.checker.checkpoint import Checkpoint
-from hybridspec.checker.report import Finding
-from hybridspec.layout import compact
+from hybridspec.checkpoints.checkpoint import Checkpoint
+from hybridspec.checkpoints.findings import Finding
+from hybridspec.checkpoints.layout import compact
 
 #: Fields that choose the type of a recurrent state: vLLM's, Qwen's, NVIDIA's, xLSTM's, and kin.
 STATE_DTYPE = re.compile(

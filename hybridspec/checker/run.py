@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridspec.checker.report import Finding, Subject
-from hybridspec.decoder import Statistics, decode
+from hybridspec.checkpoints.findings import Finding, Subject
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.embedded import workload_files
 from hybridspec.errors import HybridspecError
-from hybridspec.runner import TargetRunner
-from hybridspec.tuning.workloads import load_workload
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.workloads.sources import load_workload
 
 #: Cosine similarities: below the first is a warning, below the second an error.
 GOOD, BAD = 0.99, 0.95

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hybridspec.checker.checkpoint import Checkpoint
-from hybridspec.checker.probes import PROBES
-from hybridspec.checker.report import Finding
+from hybridspec.checker.sample_texts import PROBES
+from hybridspec.checkpoints.checkpoint import Checkpoint
+from hybridspec.checkpoints.findings import Finding
 
 TOKENIZER = "tokenizer.json"
 #: Options of the model inside tokenizer.json, beside its tables.

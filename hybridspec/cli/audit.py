@@ -14,8 +14,8 @@ import typer
 from hybridspec.cli.common import WorkloadOption
 
 if TYPE_CHECKING:
-    from hybridspec.audit.server import ServerReport
-    from hybridspec.audit.vllm import Finding
+    from hybridspec.engines.audit.server import ServerReport
+    from hybridspec.engines.audit.vllm import Finding
 
 HELP = "Does a serving engine stay lossless when it speculates?"
 VLLM_HELP = """Runs TARGET in an offline vLLM engine without speculation, then with an oracle that knows the true
@@ -90,8 +90,8 @@ def vllm(
 ) -> None:
     from rich.console import Console
 
-    from hybridspec.audit.engine import Engine
-    from hybridspec.audit.vllm import Audit, Prompts
+    from hybridspec.engines.audit.engine import Engine
+    from hybridspec.engines.audit.vllm import Audit, Prompts
 
     config = read_config(speculative_config)
     k = k or int((config or {}).get("num_speculative_tokens") or 3)
@@ -134,7 +134,7 @@ def server(
 ) -> None:
     from rich.console import Console
 
-    from hybridspec.audit.server import Server, audit_server
+    from hybridspec.engines.audit.server import Server, audit_server
 
     texts, _ = prompt_texts(workload, prompts)
     # Long prompts test nothing more here, and a server's context is not known.
@@ -172,7 +172,7 @@ def read_config(text: str | None) -> dict[str, Any] | None:
 
 
 def choose_cases(names: Sequence[str] | None, k: int, batch: int, configured: bool) -> list[Any]:
-    from hybridspec.audit.cases import CASE_NAMES, oracle_cases
+    from hybridspec.engines.audit.cases import CASE_NAMES, oracle_cases
     from hybridspec.errors import InputError
 
     cases = oracle_cases(k, batch)
@@ -193,7 +193,7 @@ def prompt_texts(workload: Sequence[str] | None, count: int) -> tuple[list[str],
 
     from hybridspec.embedded import workload_files
     from hybridspec.errors import InputError
-    from hybridspec.tuning.workloads import find_workload
+    from hybridspec.tuning.workloads.sources import find_workload
 
     sources = workload or list(workload_files())
     loaded = [[prompt.text for prompt in find_workload(source).prompts] for source in sources]

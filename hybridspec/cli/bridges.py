@@ -33,8 +33,8 @@ def bridges(
     import torch
 
     from hybridspec import embedded
-    from hybridspec.drafts.training.bridges import train_bridges
-    from hybridspec.runner import TargetRunner
+    from hybridspec.drafts.full_attention.bridge_training import train_bridges
+    from hybridspec.runtime.runner import TargetRunner
 
     torch.set_num_threads(threads)
     runner = TargetRunner.from_pretrained(target or embedded.TARGET)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridspec.checker.report import Report
+    from hybridspec.checkpoints.findings import Report
 
 HELP = """Finds what makes a hybrid model or its draft fail silently: layer sequence, tensors, tokenizers, state types,
 stop tokens, memory, and what engines do with the pair.
@@ -158,7 +158,7 @@ def _mixers(mixers: list[str | None]) -> str:
 def _layers(layers: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    from hybridspec.layout import agree
+    from hybridspec.checkpoints.layout import agree
 
     table = Table("layer", "config", "tensors", "mixer", "", box=None, pad_edge=False)
     config, tensors, mixers = layers.get("kinds", []), layers.get("tensor_kinds", []), layers.get("mixers", [])

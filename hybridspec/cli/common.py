@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hybridspec.runner import TargetRunner
+    from hybridspec.runtime.runner import TargetRunner
 
 TargetOption = Annotated[
     Path | None,
@@ -89,7 +89,7 @@ def load_target(
     import torch
 
     from hybridspec import embedded
-    from hybridspec.runner import TargetRunner
+    from hybridspec.runtime.runner import TargetRunner
 
     torch.set_num_threads(threads)
     return TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback, compile=compile, packed=packed)

@@ -78,9 +78,9 @@ def compare(
     from hybridspec import embedded
     from hybridspec.cli.common import check_writable, load_target
     from hybridspec.cli.consoles import progress_bar, table_console
-    from hybridspec.compiled import compile_ahead
+    from hybridspec.decoding.sampling import Sampling
     from hybridspec.errors import InputError
-    from hybridspec.sampling import Sampling
+    from hybridspec.runtime.compiled import compile_ahead
     from hybridspec.tuning.compare import (
         Interrupted,
         compare_workload,
@@ -89,8 +89,8 @@ def compare(
         comparison_rows,
     )
     from hybridspec.tuning.configuration import Bench, Configuration
-    from hybridspec.tuning.encoding import encode_prompt, encode_workload
-    from hybridspec.tuning.workloads import choose_prompts, find_workloads
+    from hybridspec.tuning.workloads.encoding import encode_prompt, encode_workload
+    from hybridspec.tuning.workloads.sources import choose_prompts, find_workloads
 
     if target is not None and not draft:
         raise InputError(

@@ -66,8 +66,8 @@ def distill(
     from hybridspec.cli.consoles import table_console
     from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
     from hybridspec.drafts.distillation.distill import distill as run
-    from hybridspec.drafts.training.documents import text_files
-    from hybridspec.runner import TargetRunner
+    from hybridspec.drafts.distillation.documents import text_files
+    from hybridspec.runtime.runner import TargetRunner
 
     kept = None if keep_layers is None else _numbers(keep_layers)
     settings = Settings(layers, kept, minutes, k, rows, length, seed, rate, prompts)

@@ -19,8 +19,8 @@ def explain(
 ) -> None:
     from rich.markup import escape
 
-    from hybridspec.checker.codes import CODES
-    from hybridspec.checker.codes import explain as find
+    from hybridspec.checkpoints.codes import CODES
+    from hybridspec.checkpoints.codes import explain as find
     from hybridspec.cli.consoles import table_console
 
     chosen = CODES if code is None else {code.strip().upper(): find(code)}

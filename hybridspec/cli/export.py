@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from hybridspec.export.refusals import Refusal
-    from hybridspec.export.vllm import Export, Options
+    from hybridspec.engines.export.refusals import Refusal
+    from hybridspec.engines.export.vllm import Export, Options
 
 app = typer.Typer(help="Writes settings for serving engines.", no_args_is_help=True)
 
@@ -98,9 +98,9 @@ def vllm(
 ) -> None:
     from rich.console import Console
 
+    from hybridspec.engines.export.key_sets import choose_key_set, installed
+    from hybridspec.engines.export.vllm import Options
     from hybridspec.errors import InputError
-    from hybridspec.export.key_sets import choose_key_set, installed
-    from hybridspec.export.vllm import Options
 
     _one_of("--device", device, ("gpu", "cpu"))
     _one_of("--runner", runner, ("v1", "v2"))
@@ -158,8 +158,8 @@ def engines() -> None:
 
 
 def _from_profile(path: Path, workloads: list[str] | None, options: "Options") -> "dict[str, Export | Refusal]":
+    from hybridspec.engines.export.profile import export_workload
     from hybridspec.errors import InputError
-    from hybridspec.export.profile import export_workload
     from hybridspec.tuning.profile_file import read_profile
 
     profile = read_profile(path)
@@ -179,10 +179,10 @@ def _without_profile(
     options: "Options",
 ) -> "Export | Refusal":
     from hybridspec.drafts.registry import make_length
+    from hybridspec.engines.export.models import read_models
+    from hybridspec.engines.export.proposal import from_method
+    from hybridspec.engines.export.vllm import export_vllm
     from hybridspec.errors import InputError
-    from hybridspec.export.models import read_models
-    from hybridspec.export.proposal import from_method
-    from hybridspec.export.vllm import export_vllm
 
     if target is None:
         raise InputError("give a profile, or --target FOLDER with --draft FOLDER or --method")

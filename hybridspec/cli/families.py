@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hybridspec.families import Family
+    from hybridspec.runtime.families import Family
 
 HELP = """Lists the hybrid model types of the installed transformers: their mixers, the rollback modes that can run
 them, and what to know about each.
@@ -37,8 +37,8 @@ def families(
     from transformers import __version__
 
     from hybridspec.cli.consoles import table_console
-    from hybridspec.families import families as known_families
-    from hybridspec.families import matching
+    from hybridspec.runtime.families import families as known_families
+    from hybridspec.runtime.families import matching
 
     with Console(stderr=True).status("reading transformers' modeling files"):
         # Someone who asks for a dense type by name wants to see it.

@@ -66,11 +66,11 @@ def generate(
     from hybridspec import embedded
     from hybridspec.cli.common import load_target
     from hybridspec.cli.consoles import table_console
-    from hybridspec.compiled import compile_ahead
-    from hybridspec.decoder import check_length
+    from hybridspec.decoding.loop import check_length
+    from hybridspec.decoding.sampling import Sampling
     from hybridspec.drafts.registry import make_draft, make_length
     from hybridspec.errors import InputError
-    from hybridspec.sampling import Sampling
+    from hybridspec.runtime.compiled import compile_ahead
 
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
@@ -112,7 +112,8 @@ def generate(
 def _run(runner, draft, tokens, length, max_new_tokens, sampling, seed, console) -> dict:
     import torch
 
-    from hybridspec.decoder import Statistics, decode
+    from hybridspec.decoding.loop import decode
+    from hybridspec.decoding.step import Statistics
 
     statistics, ids, origins = Statistics(), [], []
     generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,7 @@ import typer
 from hybridspec.cli.common import RollbackOption, ThreadsOption
 
 if TYPE_CHECKING:
-    from hybridspec.drafts.viability import Viability
+    from hybridspec.drafts.full_attention.viability import Viability
 
 HELP = """Measures what is left of TARGET when only its full-attention layers run, as the full-attention draft has it.
 
@@ -45,9 +45,9 @@ def probe(
     from rich.progress import track
 
     from hybridspec import embedded
-    from hybridspec.drafts.full_attention import FullAttentionDraft
-    from hybridspec.drafts.viability import Totals, measure, windows
-    from hybridspec.runner import TargetRunner
+    from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
+    from hybridspec.drafts.full_attention.viability import Totals, measure, windows
+    from hybridspec.runtime.runner import TargetRunner
 
     torch.set_num_threads(threads)
     texts = {path.name: [read_text(path)] for path in text or ()} or _workloads()
@@ -88,7 +88,7 @@ def read_text(path: Path) -> str:
 
 def _workloads() -> dict[str, list[str]]:
     from hybridspec.embedded import workload_files
-    from hybridspec.tuning.workloads import load_workload
+    from hybridspec.tuning.workloads.sources import load_workload
 
     return {name: [p.text for p in load_workload(path).prompts] for name, path in workload_files().items()}
 

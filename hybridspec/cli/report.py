@@ -93,7 +93,7 @@ def distinct_names(one: Path, other: Path) -> tuple[str, str]:
 
 
 def show_profile(output: "Console", profile: dict) -> None:
-    from hybridspec.tuning.report import concurrency_tables, profile_notes, profile_table
+    from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_notes, profile_table
 
     output.print(profile_table(profile))
     for table in concurrency_tables(profile):

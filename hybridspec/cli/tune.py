@@ -22,10 +22,10 @@ from hybridspec.cli.common import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hybridspec.tuning.backends.server_run import ServerTuning
+    from hybridspec.tuning.backends.vllm_run import VllmTuning
     from hybridspec.tuning.config_file import ServingOptions, TuneConfig
     from hybridspec.tuning.run import TuneRequest, Tuning
-    from hybridspec.tuning.server_run import ServerTuning
-    from hybridspec.tuning.vllm_run import VllmTuning
 
 HELP = """Measures acceptance and step costs on each workload and finds the draft and draft length that decode fastest.
 
@@ -232,7 +232,7 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
     from hybridspec.tuning.run import Tuning
 
     if request.backend == "server":
-        from hybridspec.tuning.server_run import ServerTuning
+        from hybridspec.tuning.backends.server_run import ServerTuning
 
         with console.status("asking the servers"):
             return ServerTuning(request)
@@ -240,7 +240,7 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
         check_first(request.target, request.drafts, no_check)
         if request.backend == "torch":
             return Tuning(request, status.update)
-        from hybridspec.tuning.vllm_run import VllmTuning
+        from hybridspec.tuning.backends.vllm_run import VllmTuning
 
         tuning = VllmTuning(request)
     for draft, reason in tuning.left_out.items():
@@ -251,7 +251,7 @@ def open_tuning(request: "TuneRequest", no_check: bool, console: "Console") -> "
 def show(profile: dict, path: Path, as_json: bool) -> None:
     """The profile on standard output."""
     from hybridspec.cli.consoles import table_console
-    from hybridspec.tuning.report import concurrency_tables, profile_notes, profile_table
+    from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_notes, profile_table
 
     if as_json:
         json.dump(profile, sys.stdout, indent=2)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hybridspec.export.key_sets import KeySet, choose_key_set
-from hybridspec.export.models import Models, read_models
-from hybridspec.export.proposal import METHODS, PLAIN, from_method
-from hybridspec.export.refusals import Refusal
-from hybridspec.export.vllm import LATENT, Export, Options, export_vllm
+from hybridspec.engines.export.key_sets import KeySet, choose_key_set
+from hybridspec.engines.export.models import Models, read_models
+from hybridspec.engines.export.proposal import METHODS, PLAIN, from_method
+from hybridspec.engines.export.refusals import Refusal
+from hybridspec.engines.export.vllm import LATENT, Export, Options, export_vllm
 from tests.serving import stand_in
 
 __all__ = ["stand_in"]

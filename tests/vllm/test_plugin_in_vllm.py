@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from hybridspec import embedded
-from hybridspec.audit.verdict import NEAR_TIE, compare
-from hybridspec.decoder import Statistics, decode
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
-from hybridspec.runner import TargetRunner
-from hybridspec.vllm_plugin import HybridDraftProposer
+from hybridspec.engines.audit.verdict import NEAR_TIE, compare
+from hybridspec.engines.vllm.proposer import HybridDraftProposer
+from hybridspec.runtime.runner import TargetRunner
 from tests.vllm.models import random_model, save, share_vocabulary
 
 pytestmark = pytest.mark.vllm
@@ -72,7 +73,7 @@ def proposer_of(llm: Any) -> HybridDraftProposer:
 
 
 def prompts_of(name: str, count: int, most: int) -> list[list[int]]:
-    from hybridspec.tuning.workloads import load_workload
+    from hybridspec.tuning.workloads.sources import load_workload
 
     runner = TargetRunner.from_pretrained(embedded.DRAFTS["draft-2-layers"], rollback="recompute")
     texts = [prompt.text for prompt in load_workload(embedded.workload_files()[name]).prompts]

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hybridspec.audit.server import Counters
 from hybridspec.cli.app import app
-from hybridspec.export.vllm import Export
+from hybridspec.engines.audit.server import Counters
+from hybridspec.engines.export.vllm import Export
+from hybridspec.tuning.backends.server_run import ServerTuning
+from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.run import TuneRequest
-from hybridspec.tuning.server_run import ServerTuning
 from hybridspec.tuning.study import Settings, WorkloadResult
-from hybridspec.tuning.vllm_run import VllmTuning
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 DRAFT = "same-architecture:draft-4-layers"

@@ -1,0 +1,5 @@
+"""Draft-length rules: one file each, over the base in :mod:`hybridspec.decoding.draft_length`."""
+
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
+
+__all__ = ["DraftLength", "FixedLength"]

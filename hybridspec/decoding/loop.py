@@ -1,0 +1,170 @@
+"""The speculative loop: draft, verify, accept, commit."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from hybridspec.decoding import acceptance
+from hybridspec.decoding.acceptance import Verification
+from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics, Step
+from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.errors import ContextLengthError, InputError
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.session import Session, flat_ids
+
+if TYPE_CHECKING:
+    from hybridspec.decoding.draft import Draft, Drafting
+    from hybridspec.decoding.draft_length import DraftLength
+
+Origin = Literal["draft", "target"]
+
+
+class Token(NamedTuple):
+    """One generated token and where it came from: an accepted ``draft``, or the ``target`` (bonus or correction)."""
+
+    id: int
+    origin: Origin
+
+
+def check_length(target: TargetRunner, prompt: Sequence[int], max_new_tokens: int, k: int) -> None:
+    """Raises before any work when prompt, output and one block cannot fit into the target's context."""
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+    if k < 0:
+        raise InputError(f"the draft length K must be 0 (plain decoding) or more, not {k}")
+    if len(prompt) + k > target.max_length:
+        raise ContextLengthError(
+            f"K = {k} is beyond the context: the prompt has {len(prompt)} tokens and {target.name} takes "
+            f"{target.max_length}. Choose a smaller K or a shorter prompt."
+        )
+    if len(prompt) + max_new_tokens > target.max_length:
+        raise ContextLengthError(
+            f"a prompt of {len(prompt)} tokens and {max_new_tokens} new ones exceed the context of "
+            f"{target.max_length} of {target.name}. Ask for at most {target.max_length - len(prompt)} new tokens."
+        )
+
+
+def decode(
+    target: TargetRunner,
+    prompt: Sequence[int],
+    *,
+    draft: "Draft | None" = None,
+    k: "int | DraftLength" = 0,
+    max_new_tokens: int = 128,
+    sampling: Sampling = Sampling(),  # noqa: B008 - frozen
+    verification: Verification = "token",
+    segments: SegmentedVerification | None = None,
+    generator: torch.Generator | None = None,
+    stop_tokens: frozenset[int] | None = None,
+    statistics: Statistics | None = None,
+) -> Iterator[Token]:
+    """Generates from ``prompt``. The tokens are the target's own: token for token under greedy, in distribution when
+    sampling.
+
+    Args:
+        k: draft length, or a rule of :mod:`hybridspec.decoding.draft_length`; 0 is plain decoding in the same runtime.
+        verification: when sampling, ``token`` (rejection sampling token by token) or ``block``.
+        segments: cuts the verify pass and drops doomed tails early, see
+            :mod:`hybridspec.drafts.full_attention.segments`.
+
+    Raises:
+        InputError: empty prompt, or ``k`` without a draft.
+        ContextLengthError: prompt, output or block beyond the context.
+    """
+    from hybridspec.drafts.registry import make_length
+
+    length = make_length(k) if isinstance(k, int) else k
+    prompt = flat_ids(prompt)
+    check_length(target, prompt, max_new_tokens, length.demanded)
+    if length.longest and draft is None:
+        raise InputError(f"K = {length.longest} needs a draft: give one, or K = 0 for plain decoding")
+    if draft is not None:
+        if not hasattr(draft, "check_pair"):
+            raise InputError(
+                f"a {type(draft).__name__} is no draft strategy: wrap it, as in SameArchitectureDraft(runner)"
+            )
+        draft.check_pair(target)
+    with open_pair(target, draft if length.longest else None, prompt, sampling, generator) as (session, drafting):
+        yield from continue_decoding(
+            session,
+            drafting,
+            prompt[-1],
+            length=length,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            verification=verification,
+            segments=segments,
+            generator=generator,
+            stop_tokens=target.stop_tokens if stop_tokens is None else stop_tokens,
+            statistics=Statistics() if statistics is None else statistics,
+        )
+
+
+@contextmanager
+def open_pair(
+    target: TargetRunner,
+    draft: "Draft | None",
+    prompt: Sequence[int],
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> "Iterator[tuple[Session, Drafting | None]]":
+    """A target's session and a draft's on ``prompt``; the draft may attach itself before the target is fed."""
+    with ExitStack() as stack:
+        drafting = None
+
+        def attach(session: Session) -> None:
+            nonlocal drafting
+            if draft is not None:
+                drafting = stack.enter_context(draft.start(prompt, sampling, generator, session))
+
+        session = stack.enter_context(target.start(prompt, attach))
+        yield session, drafting
+
+
+def continue_decoding(
+    session: Session,
+    drafting: "Drafting | None",
+    last: int,
+    *,
+    length: "DraftLength",
+    max_new_tokens: int,
+    sampling: Sampling,
+    verification: Verification = "token",
+    segments: SegmentedVerification | None = None,
+    generator: torch.Generator | None,
+    stop_tokens: frozenset[int],
+    statistics: Statistics,
+) -> Iterator[Token]:
+    """The loop itself, on open sessions that hold every token but ``last``."""
+    from hybridspec.decoding.proposal import Proposal
+
+    clock = time.perf_counter
+    proceed = length.proceed if length.looks_at_drafts else None
+    remaining = max_new_tokens
+    while remaining:
+        begun = clock()
+        wanted = min(length.limit(), remaining - 1, session.room - 1)
+        proposal = drafting.propose(wanted, proceed).first(wanted) if wanted > 0 else Proposal()
+        drafted, count = clock(), len(proposal.tokens)
+        if segments is None:
+            logits = session.verify([last, *proposal.tokens])
+        else:
+            logits, proposal = segments.verify(session, last, proposal)
+        verdict = acceptance.verdict(logits, proposal, sampling, verification, generator)
+        verified = clock()
+        session.commit(verdict.accepted + 1)
+        if drafting is not None:
+            drafting.accept(*verdict)
+        step = Step(count, verdict.accepted, drafted - begun, verified - drafted, clock() - verified)
+        statistics.steps.append(step)
+        length.observe(step)
+        last = verdict.token
+        for token in [*(Token(t, "draft") for t in proposal.tokens[: verdict.accepted]), Token(last, "target")]:
+            yield token
+            remaining -= 1
+            if token.id in stop_tokens:
+                return

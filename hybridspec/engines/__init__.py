@@ -1,0 +1,1 @@
+"""Serving engines: what they support, settings for them, an audit of them, and a proposer for vLLM."""

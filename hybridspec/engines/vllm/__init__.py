@@ -1,0 +1,1 @@
+"""A proposer of ours inside vLLM."""

@@ -1,0 +1,1 @@
+"""The seam to transformers: which of its functions and classes is which recurrence."""

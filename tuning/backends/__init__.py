@@ -1,0 +1,1 @@
+"""What runs the models for a study: our own runner, an offline vLLM engine, a running server."""
