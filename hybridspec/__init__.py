@@ -15,7 +15,7 @@ _WHERE = {
     "TargetRunner": "hybridspec.runtime.runner",
     "Session": "hybridspec.runtime.session",
     "Sampling": "hybridspec.decoding.sampling",
-    "Statistics": "hybridspec.decoding.loop",
+    "Statistics": "hybridspec.decoding.step",
     "decode": "hybridspec.decoding.loop",
     "check": "hybridspec.checker.check",
     "Report": "hybridspec.checkpoints.findings",

@@ -14,6 +14,7 @@ from hybridspec import embedded
 from hybridspec.decoding.loop import decode
 from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.distillation.text_windows import Documents
+from hybridspec.drafts.full_attention import viability
 from hybridspec.drafts.full_attention.bridge_training import train_bridges
 from hybridspec.drafts.full_attention.bridges import (
     SETTINGS,
@@ -26,7 +27,7 @@ from hybridspec.drafts.full_attention.bridges import (
     save_bridges,
 )
 from hybridspec.drafts.full_attention.reduced import ReducedModel
-from hybridspec.drafts.full_attention.strategy import FullAttentionDraft, viability
+from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
 from hybridspec.drafts.registry import make_draft
 from hybridspec.errors import HybridspecError, IncompatiblePairError, InputError, ModelLoadError
 from hybridspec.runtime.runner import TargetRunner
