@@ -19,6 +19,7 @@ from hybridspec.runtime.graphs import Graphs
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import Session
 from hybridspec.runtime.static_runner import StaticRunner
+from hybridspec.state.base import PassOutput
 from hybridspec.state.pass_context import recording
 from hybridspec.state.static_layers import StaticAttentionLayer, StaticRecurrentLayer
 from tests import families
@@ -300,12 +301,17 @@ def test_a_pass_looks_at_no_value(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not WAITS & set(operations.names)
 
 
+def as_it_is(runner: StaticRunner) -> Callable[..., PassOutput]:
+    """A pass of the model alone, outside of inference mode."""
+    return lambda cache, block, last_only: PassOutput(runner.call(block, cache).logits)
+
+
 def waits(session: Session, tokens: int, patch: pytest.MonkeyPatch) -> set[str]:
     session.cache.begin_block()
     session.cache.arena.ids.fill_(5)
     # Not in inference mode, which would hide what an operation consists of.
     with recording(), torch.no_grad(), capturing(patch) as operations:
-        session.runner._pass(session.cache, tokens)
+        session.cache.run_pass(as_it_is(session.runner), tokens)
     assert len(operations.names) > 100
     return WAITS & set(operations.names)
 
