@@ -59,7 +59,6 @@ class LoadedModel(ABC):
         """:meth:`run` of a block whose tokens may be taken back."""
         return self.run(cache, block)
 
-    @torch.inference_mode()
     def run(
         self, cache: Any, block: Block, last_only: bool = False, observers: Sequence[HiddenObserver] = ()
     ) -> PassOutput:
@@ -71,7 +70,8 @@ class LoadedModel(ABC):
         """
         options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
         told = observed(self.model, observers) if observers else nullcontext()
-        with told, self.packed.active() if self.packed else nullcontext():
+        packed = self.packed.active() if self.packed else nullcontext()
+        with torch.inference_mode(), told, packed:
             output = self.call(block, cache, **options)
         return PassOutput(output.logits, getattr(output, self.cache_argument, None))
 

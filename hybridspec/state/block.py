@@ -56,6 +56,14 @@ class Block:
         """The columns from ``start`` to before ``stop`` of a chain."""
         return Block(self.tokens[:, start:stop], self.positions[:, start:stop], (stop - start,))
 
+    @classmethod
+    def joined(cls, blocks: "Sequence[Block]") -> "Block":
+        """Chains that follow each other, as one."""
+        tokens, positions = (
+            torch.cat(parts, 1) for parts in zip(*((b.tokens, b.positions) for b in blocks), strict=True)
+        )
+        return cls(tokens, positions, (tokens.shape[1],))
+
     def padded(self, width: int) -> "Block":
         """A chain of ``width`` tokens that begins with this one; its last token is repeated."""
         extra = width - self.width

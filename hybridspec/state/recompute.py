@@ -76,7 +76,7 @@ class RecomputeCache(SequenceCache):
             return
         if forward is None:
             raise SessionError("this cache runs kept tokens again, and was not told how to run the model")
-        again = Block(*(torch.cat([getattr(b, x) for b in fed], 1)[:, :keep] for x in ("tokens", "positions")), (keep,))
+        again = Block.joined(fed).columns(0, keep)
         self.feed(again, "verify", forward)
         self.commit(paths, forward)
 
