@@ -4,14 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridspec.checker.layers import announces_prediction_head, check_layers, has_prediction_head, recurrent_kinds
-from hybridspec.checker.pair import (
-    check_pair,
-    check_quantisation,
-    check_state_dtype,
-    context_length,
-    rope,
-    state_dtypes,
-)
+from hybridspec.checker.pair import check_pair, check_quantisation, check_state_dtype
 from hybridspec.checker.tokenizer import (
     TokenizerFiles,
     check_tokenizer,
@@ -21,6 +14,7 @@ from hybridspec.checker.tokenizer import (
     tokenizer_facts,
 )
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from hybridspec.checkpoints.config_facts import context_length, rope, state_dtypes
 from hybridspec.checkpoints.findings import Finding, Report
 from hybridspec.checkpoints.memory import GIB, UnknownLayer, layer_memory, plan
 from hybridspec.engines.support import ENGINES, Facts, engine_findings, support

@@ -17,7 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from hybridspec.checkpoints.files import TensorInfo
-from hybridspec.checkpoints.layout import LAYER_NAME, OTHER_PARTS
+from hybridspec.checkpoints.tensor_layers import LAYER_NAME, OTHER_PARTS
 
 DTYPES = {
     "BOOL": torch.bool,

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import make_length, split_options
+from hybridspec.drafts.registry import make_length
 from hybridspec.engines.audit.engine import Engine
 from hybridspec.engines.export.key_sets import DISTRIBUTIONS, choose_key_set
 from hybridspec.engines.export.models import Models, read_models
@@ -21,6 +21,7 @@ from hybridspec.engines.export.refusals import Refusal
 from hybridspec.engines.export.vllm import Export, Options
 from hybridspec.errors import InputError, ModelLoadError
 from hybridspec.runtime.runner import TargetRunner, folder_fingerprint
+from hybridspec.specs import split_options
 from hybridspec.tuning.backends.by_concurrency import one_draft, table
 from hybridspec.tuning.backends.engine_runs import EngineRuns
 from hybridspec.tuning.backends.loads import Load

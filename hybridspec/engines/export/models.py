@@ -6,12 +6,13 @@ from typing import Any
 
 from hybridspec.checker.check import Part, pair_facts
 from hybridspec.checker.layers import PREDICTION_FIELDS, has_prediction_head
-from hybridspec.checker.pair import context_length
 from hybridspec.checker.tokenizer import compare_tokenizers
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from hybridspec.checkpoints.config_facts import context_length
 from hybridspec.checkpoints.findings import Subject
-from hybridspec.checkpoints.layout import ATTENTION, HYBRID, RECURRENT
+from hybridspec.checkpoints.layer_kinds import ATTENTION, HYBRID, RECURRENT
 from hybridspec.checkpoints.memory import LayerMemory, UnknownLayer, layer_memory
+from hybridspec.checkpoints.modeling_files import modeling_files
 from hybridspec.engines.support import Facts
 from hybridspec.errors import ModelLoadError
 
@@ -154,8 +155,6 @@ def _mixers_by_type(model_type: str, kinds: tuple[str | None, ...]) -> tuple[str
     """Without tensors: the recurrence that transformers' code for the model type has, in each layer that keeps one."""
     if not any(kind in RECURRENT | HYBRID | {"conv"} for kind in kinds):
         return ()
-    from hybridspec.runtime.families import modeling_files
-
     file = modeling_files().get(model_type)
     recurrences = file.recurrences if file else ()
     recurrence = recurrences[0] if recurrences else None

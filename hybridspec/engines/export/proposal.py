@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from hybridspec.drafts.registry import STRATEGIES, split_options
 from hybridspec.errors import InputError
+from hybridspec.specs import STRATEGIES, split_options
 
 Method = Literal["draft_model", "mtp", "ngram", "suffix", "custom_class"]
 METHODS: tuple[str, ...] = get_args(Method)
