@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hybridspec.decoding.draft import Draft
 from hybridspec.decoding.draft_length import DraftLength, FixedLength
 from hybridspec.errors import InputError
-from hybridspec.specs import LENGTHS, STRATEGIES
+from hybridspec.specs import LENGTHS, STRATEGIES, draft_spec
 
 if TYPE_CHECKING:
     from hybridspec.runtime.runner import TargetRunner

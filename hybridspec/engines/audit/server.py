@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from hybridspec.engines.audit.verdict import Comparison, Divergence
+from hybridspec.engines.audit.verdict import Divergence, TokenComparison
 from hybridspec.errors import InputError
 
 METRIC = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
@@ -134,7 +134,7 @@ class ServerFinding:
     """One check. ``comparison`` is None where the server could not tell."""
 
     check: str
-    comparison: Comparison
+    comparison: TokenComparison
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def warn(counters: Counters, prefix_caching: bool | None, hybrid: bool | None) -
 
 def check_greedy(
     outputs: Sequence[tuple[list[int], list[int]]], scored: Sequence[Sequence[dict[int, float]]], near_tie: float
-) -> Comparison:
+) -> TokenComparison:
     """Every generated token against the likeliest one of a prefill over the same tokens before it.
 
     The first that is not a near tie counts, else the one with the largest margin.
@@ -249,7 +249,7 @@ def check_greedy(
         wrong = next((d for d in found if d.margin > near_tie), None)
         if found:
             divergences.append(wrong or max(found, key=lambda d: d.margin))
-    return Comparison(divergences, compared, near_tie)
+    return TokenComparison(divergences, compared, near_tie)
 
 
 def against(
@@ -257,7 +257,7 @@ def against(
     scores: Sequence[Sequence[dict[int, float]]],
     outputs: Sequence[tuple[list[int], list[int]]],
     near_tie: float,
-) -> Comparison:
+) -> TokenComparison:
     """Compares outputs with those of a reference, whose likeliest tokens give the margin."""
     from hybridspec.engines.audit.verdict import compare
 
