@@ -28,7 +28,12 @@ class Registry:
     """
 
     def __init__(self, kind: str, group: str, known: Mapping[str, str], base: str) -> None:
-        self.kind, self.group, self.known, self.base = kind, group, known, base
+        self.kind, self.group, self.known, self._base = kind, group, known, base
+
+    @property
+    def base(self) -> type:
+        """The class that all of them are."""
+        return _imported(self._base)
 
     def names(self) -> list[str]:
         return [*self.known, *sorted(e.name for e in entry_points(group=self.group) if e.name not in self.known)]
@@ -48,9 +53,8 @@ class Registry:
             found = entry.load()
         except Exception as error:
             raise InputError(f"{self.kind} {name!r} ({entry.value}) cannot be loaded: {error}") from error
-        base = _imported(self.base)
-        if not (isinstance(found, type) and issubclass(found, base)):
-            raise InputError(f"{self.kind} {name!r} ({entry.value}) is not a {base.__name__}")
+        if not (isinstance(found, type) and issubclass(found, self.base)):
+            raise InputError(f"{self.kind} {name!r} ({entry.value}) is not a {self.base.__name__}")
         return found
 
     def unknown(self, name: str) -> InputError:
