@@ -20,7 +20,7 @@ from hybridspec.decoding.draft_length import DraftLength, FixedLength
 from hybridspec.errors import InputError
 
 if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
+    from hybridspec.decoding.target import Target
 
 
 class Registry:
@@ -157,7 +157,7 @@ def draft_spec(spec: str) -> str:
     return spec if is_name or not ("/" in spec or Path(spec).exists()) else f"same-architecture:{spec}"
 
 
-def make_draft(spec: str, target: "TargetRunner") -> Draft:
+def make_draft(spec: str, target: "Target") -> Draft:
     """The strategy that ``spec`` names, for ``target``: ``NAME`` or ``NAME:option=value,...``, for example
     ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``; a folder alone is a same-architecture draft.
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import ModelOutput
 
-from hybridspec.runtime.runner import CACHE_ARGUMENTS, TargetRunner
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
+from hybridspec.runtime.runner import TargetRunner
 from tests.reference import next_logits
 
 #: A version of transformers that takes every config below; an older one may refuse some.

@@ -12,7 +12,8 @@ from hybridspec import embedded
 from hybridspec.drafts.registry import draft_spec, make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runtime.compiled import compile_ahead
-from hybridspec.runtime.runner import RollbackMode, TargetRunner
+from hybridspec.runtime.options import RollbackMode
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Bench

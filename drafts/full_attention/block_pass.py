@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from hybridspec.drafts.full_attention.reduced import ReducedModel, hidden
-from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.runtime.model_facts import decoder_layers
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.pass_context import recording
 

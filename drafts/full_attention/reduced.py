@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.runtime.model_facts import decoder_layers
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.layers import AttentionLayer, HybridLayer, IndexedLayer, RecurrentLayer
 

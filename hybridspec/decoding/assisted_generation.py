@@ -17,7 +17,8 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, Pr
 from transformers.generation import GenerationMode
 
 from hybridspec.errors import InputError, SessionError, UnsupportedLayerError
-from hybridspec.runtime.runner import CACHE_ARGUMENTS, TargetRunner, clamps_steps
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS, clamps_steps
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import SHORT_BLOCK
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.pass_context import Purpose, recording
