@@ -141,12 +141,12 @@ def engine_options(vllm_config: Any) -> LoadOptions:
 def engine_target(vllm_config: Any, options: LoadOptions) -> EngineTarget:
     """The target that vLLM runs, for strategies that draft for it with ``options``."""
     model = vllm_config.model_config
-    source = getattr(model, "tokenizer", None)
-    skipped = source is None or getattr(model, "skip_tokenizer_init", False)
+    source: Any = getattr(model, "tokenizer", None)
+    has_tokenizer = source is not None and not getattr(model, "skip_tokenizer_init", False)
     return EngineTarget(
         name=str(getattr(model, "model", "the target")),
         vocab_size=model.get_vocab_size(),
-        tokenizer=None if skipped else load_tokenizer(source),
+        tokenizer=load_tokenizer(source) if has_tokenizer else None,
         max_length=getattr(model, "max_model_len", None) or 2**31,
         options=options,
     )
