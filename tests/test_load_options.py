@@ -24,6 +24,7 @@ DRAFT = embedded.DRAFTS["draft-2-layers"]
         ({"dtype": "bf17"}, "dtype must be .* not 'bf17'"),
         ({"dtype": "nn"}, "dtype must be .* not 'nn'"),
         ({"rollback": "slot"}, "unknown rollback 'slot': choose one of auto, tape, slots, recompute"),
+        ({"compile": "max-autotune"}, "compile must be true or false, not 'max-autotune'"),
         ({"compile": True, "packed": True}, "choose one of them"),
     ],
 )

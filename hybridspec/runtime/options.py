@@ -45,6 +45,9 @@ class LoadOptions:
             torch_type(self.dtype)
         if self.rollback not in get_args(RollbackMode):
             raise InputError(f"unknown rollback {self.rollback!r}: choose one of {', '.join(get_args(RollbackMode))}")
+        for name in ("compile", "packed"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.compile and self.packed:
             raise InputError("compiled passes do not use packed weights: choose one of them (--compile, --packed)")
 
