@@ -14,6 +14,7 @@ from torch.nn import functional
 from hybridspec.decoding.draft import Draft, Drafting, Proceed
 from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.target import Target
 from hybridspec.errors import InputError
 from hybridspec.runtime.session import Session, flat_ids
 
@@ -38,7 +39,7 @@ class PromptLookupDraft(Draft):
         self.window = window
 
     @classmethod
-    def create(cls, target: object, longest: int = 4, shortest: int = 2, window: int = 0) -> "PromptLookupDraft":
+    def create(cls, target: Target, longest: int = 4, shortest: int = 2, window: int = 0) -> "PromptLookupDraft":
         return cls(longest, shortest, window)
 
     def start(

@@ -10,10 +10,10 @@ from hybridspec.errors import InputError
 from hybridspec.specs import LENGTHS, STRATEGIES, draft_spec
 
 if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
+    from hybridspec.decoding.target import Target
 
 
-def make_draft(spec: str, target: "TargetRunner") -> Draft:
+def make_draft(spec: str, target: "Target") -> Draft:
     """The strategy that ``spec`` names, for ``target``: ``NAME`` or ``NAME:option=value,...``, for example
     ``same-architecture:path/to/draft`` or ``prompt-lookup:longest=3``; a folder alone is a same-architecture draft.
 

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
+from hybridspec import embedded
 from hybridspec.decoding.draft import Draft, Drafting, Proceed
 from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling, distribution
+from hybridspec.decoding.target import Target
 from hybridspec.errors import IncompatiblePairError, InputError
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import Session, flat_ids
@@ -26,24 +28,12 @@ class SameArchitectureDraft(Draft):
             raise InputError(f"a draft model runs in a TargetRunner: wrap the {type(runner).__name__} in one")
         self.runner = runner
         self.name = runner.name
-        self._checked: TargetRunner | None = None
+        self._checked: Target | None = None
 
     @classmethod
-    def create(cls, target: TargetRunner, path: str) -> "SameArchitectureDraft":
+    def create(cls, target: Target, path: str) -> "SameArchitectureDraft":
         """Loads the draft from a checkpoint folder, or an embedded one by its name, to run like the target."""
-        from hybridspec import embedded
-
-        folder = embedded.DRAFTS.get(path, path)
-        return cls(
-            TargetRunner.from_pretrained(
-                folder,
-                rollback=target.requested_rollback,
-                dtype=target.model.dtype,
-                device=target.device,
-                compile=target.compiled is not None,
-                packed=target.packed is not None,
-            )
-        )
+        return cls(TargetRunner.from_pretrained(embedded.DRAFTS.get(path, path), options=target.options))
 
     def start(
         self,
@@ -58,7 +48,7 @@ class SameArchitectureDraft(Draft):
         prompt = [min(token, shared - 1) for token in flat_ids(prompt)]
         return SameArchitectureDrafting(self.runner.start(prompt), prompt[-1], shared, sampling, generator)
 
-    def check_pair(self, target: TargetRunner) -> None:
+    def check_pair(self, target: Target) -> None:
         """Raises :class:`IncompatiblePairError` unless both models number the same tokens alike.
 
         Where both have a tokenizer, a different number of rows beyond it is padding, which is no difference.

@@ -13,6 +13,7 @@ if not (_FOLDER / "drafts").is_dir():
     __path__.append(str(_FOLDER.parent))
 _WHERE = {
     "TargetRunner": "hybridspec.runtime.runner",
+    "LoadOptions": "hybridspec.runtime.options",
     "Session": "hybridspec.runtime.session",
     "Sampling": "hybridspec.decoding.sampling",
     "Statistics": "hybridspec.decoding.step",

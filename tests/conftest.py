@@ -13,7 +13,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from hybridspec.runtime.runner import RollbackMode, TargetRunner
+from hybridspec.runtime.options import RollbackMode
+from hybridspec.runtime.runner import TargetRunner
 from tests.examples import register
 from tests.tiny import noisy_copy, tiny_model
 

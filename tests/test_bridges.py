@@ -57,7 +57,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def target(shipped: TargetRunner) -> TargetRunner:
     """A tiny model with a real tokenizer."""
-    return TargetRunner(tiny_model(vocabulary=2048), shipped.tokenizer, "tape")
+    return TargetRunner(tiny_model(vocabulary=2048), shipped.tokenizer, rollback="tape")
 
 
 def test_a_new_bridge_changes_nothing_and_a_trained_one_follows_its_formula() -> None:

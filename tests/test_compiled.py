@@ -9,6 +9,7 @@ import torch
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import UnsupportedLayerError
 from hybridspec.runtime import compiled
+from hybridspec.runtime.compile_ahead import compile_ahead
 from hybridspec.runtime.runner import TargetRunner
 from tests.comparison import assert_close, assert_same_tensors
 from tests.drafting import generate
@@ -128,7 +129,7 @@ def test_what_cannot_be_compiled_runs_uncompiled(
 def test_programs_are_made_ahead_and_no_others_later(rollback: str, traced: None) -> None:
     model, told = tiny_model(layers=2, layer_types=("linear_attention", "full_attention")), []
     runner = TargetRunner(model, rollback=rollback, compile=True)
-    compiled.compile_ahead(runner, [SameArchitectureDraft(TargetRunner(model, compile=True))], 2, told.append)
+    compile_ahead(runner, [SameArchitectureDraft(TargetRunner(model, compile=True))], 2, told.append)
     made = dict(runner.compiled.programs)
     assert set(made) == {1, 2, 3} and all(made.values())
     # Three of the target, two of the draft.

@@ -39,6 +39,7 @@ def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
     from rich.console import Console
 
     from hybridspec.decoding.draft_length import DraftLength
+    from hybridspec.decoding.target import EngineTarget
     from hybridspec.tuning.timed_decoding import Run
     from hybridspec.tuning.workloads.sources import Prompt
 
@@ -58,7 +59,7 @@ def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
     monkeypatch.setattr(draft_length, "PreparedPrompt", prepare)
     prompts = {half: [Prompt(f"{half} {i}", "x") for i in range(2)] for half in ("a", "b")}
     options = SimpleNamespace(k=[1], rules=["expected-gain", "bandit"], repeats=2, new_tokens=1)
-    target = SimpleNamespace(encode=lambda text: [1])
+    target = EngineTarget("target", 2, lambda text: {"input_ids": [1]})
     halves = draft_length.run_stream(target, None, prompts, options, Console(quiet=True))
     assert [name for name, _ in seen] == 2 * ["a 0", "a 1", "b 0", "b 1"]
     assert [rule is seen[0][1] for _, rule in seen] == 4 * [True] + 4 * [False]

@@ -103,7 +103,7 @@ def test_greedy_output_does_not_loop_after_a_few_words(target: TargetRunner) -> 
 
 def test_recompute_and_tape_agree(target: TargetRunner, draft: SameArchitectureDraft) -> None:
     tokens = target.encode(load_workload(WORKLOADS["code"]).prompts[0].text)[:200]
-    recompute = TargetRunner(target.model, target.tokenizer, "recompute")
+    recompute = TargetRunner(target.model, target.tokenizer, rollback="recompute")
     outputs = [
         [t.id for t in decode(runner, tokens, draft=draft, k=3, max_new_tokens=24)] for runner in (target, recompute)
     ]

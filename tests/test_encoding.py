@@ -1,10 +1,9 @@
 """Prompts as token ids: chat templates, and prompts that do not fit the context."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from hybridspec import TargetRunner, embedded
+from hybridspec.decoding.target import EngineTarget
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.tuning.workloads.encoding import encode_prompt, encode_workload
 from hybridspec.tuning.workloads.sources import Prompt, Workload, find_workload
@@ -39,10 +38,8 @@ def test_half_a_surrogate_pair_is_refused_before_the_tokenizer(target: TargetRun
         target.encode("a\ud800")
 
 
-def fake(length: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        max_length=length, name="tiny", tokenizer=None, encode=lambda text: [int(w) for w in text.split()]
-    )
+def fake(length: int) -> EngineTarget:
+    return EngineTarget("tiny", 2, lambda text: {"input_ids": [int(w) for w in text.split()]}, length)
 
 
 PROMPTS = tuple(Prompt(str(i), "1 " * (20 if i % 2 == 0 else 3)) for i in range(6))

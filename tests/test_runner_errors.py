@@ -152,7 +152,7 @@ def test_an_unknown_rollback_is_refused_before_the_weights_are_read(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("minutes of loading for a typing error")
 
-    monkeypatch.setattr("hybridspec.runtime.runner.AutoModelForCausalLM.from_pretrained", fail)
+    monkeypatch.setattr("hybridspec.runtime.loading.AutoModelForCausalLM.from_pretrained", fail)
     with pytest.raises(InputError, match="slot"):
         TargetRunner.from_pretrained(checkpoint, rollback="slot")
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from hybridspec import embedded
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
-from hybridspec.runtime.runner import RollbackMode
+from hybridspec.runtime.options import RollbackMode
 from hybridspec.specs import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.tuning.fields import at_least, convert, fill, shown
 from hybridspec.tuning.workloads.rows import SUFFIXES

@@ -17,6 +17,7 @@ from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.embedded import workload_files
 from hybridspec.errors import HybridspecError
+from hybridspec.runtime.options import LoadOptions
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.workloads.sources import load_workload
 
@@ -51,13 +52,15 @@ def run_models(
     length: int = 8192,
     progress: Callable[[str], object] = lambda text: None,
     compiled: bool = False,
+    options: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Loads the models in fp32 on the CPU and measures.
+    """Loads the models and measures.
 
     Args:
         length: tokens of the long text, clipped to each model's context.
         progress: told what is being done.
         compiled: compare ``torch.compile`` with eager execution too, which takes minutes on a CPU.
+        options: how the models are loaded; by default in float32 on the CPU.
 
     Returns:
         ``{"measurements": [...]}`` with name, number, value and detail of each, and findings HS701 to HS706.
@@ -69,7 +72,7 @@ def run_models(
             continue
         progress(f"loading the {subject}")
         try:
-            runners[subject] = TargetRunner.from_pretrained(path)
+            runners[subject] = TargetRunner.from_pretrained(path, options=options)
         except HybridspecError as error:
             found.findings.append(Finding("HS705", subject, " ".join(str(error).split())))
     for subject, runner in runners.items():

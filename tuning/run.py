@@ -12,7 +12,8 @@ from hybridspec import embedded
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runtime.compile_ahead import compile_ahead
-from hybridspec.runtime.runner import RollbackMode, TargetRunner
+from hybridspec.runtime.options import LoadOptions, RollbackMode
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.specs import draft_spec
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
@@ -60,6 +61,11 @@ class TuneRequest:
     serving: ServingOptions = ServingOptions()
     python: str = sys.executable
 
+    @property
+    def load(self) -> LoadOptions:
+        """How target and drafts are loaded."""
+        return LoadOptions(self.dtype, self.device, self.rollback, self.compile, self.packed)
+
     @classmethod
     def from_config(cls, config: TuneConfig, **settings: object) -> "TuneRequest":
         """What a configuration says, with defaults for what it leaves out; ``settings`` are those it has no key for."""
@@ -105,14 +111,7 @@ class Tuning:
             make_length(spec)
         storage = open_storage(request.out, request.storage)
         torch.set_num_threads(request.threads)
-        self.target = TargetRunner.from_pretrained(
-            request.target or embedded.TARGET,
-            rollback=request.rollback,
-            dtype=getattr(torch, request.dtype),
-            device=request.device,
-            compile=request.compile,
-            packed=request.packed,
-        )
+        self.target = TargetRunner.from_pretrained(request.target or embedded.TARGET, options=request.load)
         self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
         space = search_space(self.drafts, request.lengths, settings.longest, request.segments)
         bench = Bench(self.target, drafts=self.drafts)

@@ -136,7 +136,7 @@ class _Distillation:
             self.kept = choose_layers(kinds, default_count(kinds) if settings.layers is None else settings.layers)
         self.draft = cut_model(self.model, self.kept).float()
         try:
-            self.untrained = TargetRunner(self.draft, target.tokenizer, target.rollback)
+            self.untrained = TargetRunner(self.draft, target.tokenizer, rollback=target.rollback)
         except UnsupportedLayerError as error:
             raise UnsupportedLayerError(
                 f"a draft of layers {', '.join(map(str, self.kept))} cannot run by itself: {error} Or choose more "

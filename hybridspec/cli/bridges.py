@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from hybridspec.cli.common import TargetOption, ThreadsOption
+from hybridspec.cli.common import TargetOption, ThreadsOption, load_target
+from hybridspec.runtime.options import LoadOptions
 
 HELP = """Trains bridges: small adapters in place of the target's recurrent layers, for the full-attention draft.
 
@@ -30,14 +31,9 @@ def bridges(
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1)] = 0,
     threads: ThreadsOption = 1,
 ) -> None:
-    import torch
-
-    from hybridspec import embedded
     from hybridspec.drafts.full_attention.bridge_training import train_bridges
-    from hybridspec.runtime.runner import TargetRunner
 
-    torch.set_num_threads(threads)
-    runner = TargetRunner.from_pretrained(target or embedded.TARGET)
+    runner = load_target(target, LoadOptions(), threads)
     options = {"window": window, "inner": inner, "rows": rows, "length": length, "seed": seed}
     sitting = train_bridges(runner, corpus, out, minutes=minutes, **options)
     typer.echo(f"{out}: bridges of {sitting.trained_seconds / 60:.1f} minutes, {sitting.step} steps")

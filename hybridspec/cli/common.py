@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridspec.runtime.options import LoadOptions
+
 if TYPE_CHECKING:
     from hybridspec.runtime.runner import TargetRunner
 
@@ -82,17 +84,15 @@ def check_first(target: Path | None, drafts: Sequence[str], no_check: bool) -> N
             raise CheckFailedError("\n".join([found, *lines, hint]))
 
 
-def load_target(
-    target: Path | None, threads: int, rollback: str, compile: bool = False, packed: bool = False
-) -> "TargetRunner":
-    """The target at a path, or the embedded one."""
+def load_target(path: Path | None, options: LoadOptions, threads: int) -> "TargetRunner":
+    """The target in a folder, or the embedded one, for so many CPU threads."""
     import torch
 
     from hybridspec import embedded
     from hybridspec.runtime.runner import TargetRunner
 
     torch.set_num_threads(threads)
-    return TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback, compile=compile, packed=packed)
+    return TargetRunner.from_pretrained(path or embedded.TARGET, options=options)
 
 
 def check_writable(path: Path) -> None:

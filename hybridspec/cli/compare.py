@@ -17,7 +17,10 @@ from hybridspec.cli.common import (
     TopKOption,
     TopPOption,
     WorkloadOption,
+    check_writable,
+    load_target,
 )
+from hybridspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +79,6 @@ def compare(
     from rich.console import Console
 
     from hybridspec import embedded
-    from hybridspec.cli.common import check_writable, load_target
     from hybridspec.cli.consoles import progress_bar, table_console
     from hybridspec.decoding.sampling import Sampling
     from hybridspec.errors import InputError
@@ -98,6 +100,7 @@ def compare(
         )
     for path in filter(None, (csv, plot)):
         check_writable(path)
+    options = LoadOptions(rollback=rollback, compile=compiled, packed=packed)
     console = Console(stderr=True)
     workloads = find_workloads(workload or embedded.workload_files())
     samplings = {
@@ -106,7 +109,7 @@ def compare(
     if block and any(sampling.greedy for sampling in samplings.values()):
         raise InputError("--block is about sampling: give every workload a temperature above 0")
     with console.status("loading target and drafts") as status:
-        runner = load_target(target, threads, rollback, compiled, packed)
+        runner = load_target(target, options, threads)
         bench = Bench(runner)
         drafts = _usable(bench, draft or DRAFTS, console, named=bool(draft))
         lengths = length or list(LENGTHS)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridspec.cli.common import RollbackOption, TargetOption, ThreadsOption
+from hybridspec.cli.common import RollbackOption, TargetOption, ThreadsOption, load_target
+from hybridspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,6 @@ def distill(
     rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the provenance as JSON.")] = False,
 ) -> None:
-    import torch
     from rich.console import Console
 
     from hybridspec import embedded
@@ -67,16 +67,14 @@ def distill(
     from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
     from hybridspec.drafts.distillation.distill import distill as run
     from hybridspec.drafts.distillation.documents import text_files
-    from hybridspec.runtime.runner import TargetRunner
 
     kept = None if keep_layers is None else _numbers(keep_layers)
     settings = Settings(layers, kept, minutes, k, rows, length, seed, rate, prompts)
     # Before a large target is loaded.
     text_files([*corpus, *(heldout or ())])
     console = Console(stderr=True)
-    torch.set_num_threads(threads)
     with console.status("loading the target"):
-        runner = TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
+        runner = load_target(target, LoadOptions(rollback=rollback), threads)
     try:
         with _progress_bar(console) as bar:
             tasks: dict[str, int] = {}

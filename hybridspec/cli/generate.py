@@ -18,7 +18,9 @@ from hybridspec.cli.common import (
     TopKOption,
     TopPOption,
     check_first,
+    load_target,
 )
+from hybridspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +66,6 @@ def generate(
     from rich.console import Console
 
     from hybridspec import embedded
-    from hybridspec.cli.common import load_target
     from hybridspec.cli.consoles import table_console
     from hybridspec.decoding.loop import check_length
     from hybridspec.decoding.sampling import Sampling
@@ -81,9 +82,10 @@ def generate(
         raise InputError("--draft is empty: give a folder or a strategy")
     if target is not None and draft is None and rule.longest:
         raise InputError("--target needs --draft: the embedded draft fits the embedded target only")
+    options = LoadOptions(rollback=rollback, compile=compiled, packed=packed)
     with Console(stderr=True).status("loading target and draft") as status:
         check_first(target, [draft] if draft and rule.longest else [], no_check)
-        runner = load_target(target, threads, rollback, compiled, packed)
+        runner = load_target(target, options, threads)
         strategy = make_draft(draft or f"same-architecture:{embedded.DEFAULT_DRAFT}", runner) if rule.longest else None
         tokens = runner.encode(text)
         check_length(runner, tokens, max_new_tokens, rule.demanded)

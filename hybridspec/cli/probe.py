@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridspec.cli.common import RollbackOption, ThreadsOption
+from hybridspec.cli.common import RollbackOption, ThreadsOption, load_target
+from hybridspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from hybridspec.drafts.full_attention.viability import Viability
@@ -40,18 +41,14 @@ def probe(
     rollback: RollbackOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
-    import torch
     from rich.console import Console
     from rich.progress import track
 
-    from hybridspec import embedded
     from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
     from hybridspec.drafts.full_attention.viability import Totals, measure, windows
-    from hybridspec.runtime.runner import TargetRunner
 
-    torch.set_num_threads(threads)
     texts = {path.name: [read_text(path)] for path in text or ()} or _workloads()
-    runner = TargetRunner.from_pretrained(target or embedded.TARGET, rollback=rollback)
+    runner = load_target(target, LoadOptions(rollback=rollback), threads)
     draft = FullAttentionDraft.create(runner, bridges)
     pieces = {name: windows(map(runner.encode, parts), tokens) for name, parts in texts.items()}
     totals = {name: Totals() for name in pieces}

@@ -11,7 +11,7 @@ from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling
 
 if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
+    from hybridspec.decoding.target import Target
     from hybridspec.runtime.session import Session
 
 #: Asked after each drafted token with the distribution ``[vocab]`` that it was chosen from: draft another one?
@@ -66,11 +66,11 @@ class Draft(ABC):
     reads_target = False
 
     @classmethod
-    def create(cls, target: "TargetRunner", **options: object) -> "Draft":
+    def create(cls, target: "Target", **options: object) -> "Draft":
         """Makes the strategy for ``target`` from options as they stand on a command line."""
         return cls(**options)
 
-    def check_pair(self, target: "TargetRunner") -> None:
+    def check_pair(self, target: "Target") -> None:
         """Raises :class:`~hybridspec.errors.IncompatiblePairError` if this draft cannot serve ``target``."""
         return
 

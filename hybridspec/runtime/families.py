@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hybridspec.checkpoints.modeling_files import ModelingFile, modeling_files
 from hybridspec.errors import InputError, UnsupportedLayerError
-from hybridspec.runtime.runner import RollbackMode
+from hybridspec.runtime.options import RollbackMode
 from hybridspec.state.layers import RecurrentLayer, rollback_layers
 
 MODES: tuple[str, ...] = tuple(mode for mode in get_args(RollbackMode) if mode != "auto")

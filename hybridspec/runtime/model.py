@@ -15,6 +15,7 @@ from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.hooks import adapters
 from hybridspec.runtime.model_facts import clamps_steps, decoder_layers
 from hybridspec.runtime.packed import PackedWeights
+from hybridspec.runtime.prompt_text import encode_text
 from hybridspec.state.base import PassOutput, SequenceCache
 from hybridspec.state.block import Block
 
@@ -107,17 +108,7 @@ class LoadedModel(ABC):
         Raises:
             InputError: the text is empty or gives no token.
         """
-        if not text.strip():
-            raise InputError("the prompt is empty: give some text")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            character = f"U+{ord(text[error.start]):04X} at character {error.start}"
-            raise InputError(f"the prompt holds half a surrogate pair ({character}), which is no text") from error
-        tokens = self.tokenizer(text)["input_ids"]
-        if not tokens:
-            raise InputError(f"the prompt {text!r} gives no token with the tokenizer of {self.name}")
-        return tokens
+        return encode_text(self.tokenizer, text, self.name)
 
     @property
     def stop_tokens(self) -> frozenset[int]:

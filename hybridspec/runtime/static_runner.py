@@ -47,7 +47,7 @@ class StaticRunner(TargetRunner):
         self.capacity, self.longest, self.graphs = capacity, max(longest, SHORT_BLOCK), graphs
         # Arenas of sessions that are closed.
         self._free: list[Arena] = []
-        super().__init__(model, tokenizer, "tape", path)
+        super().__init__(model, tokenizer, path=path, rollback="tape")
 
     def check(self, fall_back: bool = False) -> None:
         """The self-test, on static caches."""

@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import subprocess
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
 from hybridspec import embedded
+from hybridspec.decoding.target import EngineTarget
 from hybridspec.drafts.registry import make_length
 from hybridspec.engines.audit.engine import Engine
 from hybridspec.engines.export.draft_method import has_model
@@ -19,8 +17,8 @@ from hybridspec.engines.export.models import ExportedPair, read_models
 from hybridspec.engines.export.profile import export_configuration
 from hybridspec.engines.export.refusals import Refusal
 from hybridspec.engines.export.vllm import Export, ExportOptions
-from hybridspec.errors import InputError, ModelLoadError
-from hybridspec.runtime.runner import TargetRunner, folder_fingerprint
+from hybridspec.errors import InputError
+from hybridspec.runtime.loading import folder_fingerprint, load_tokenizer
 from hybridspec.specs import split_options
 from hybridspec.tuning.backends.by_concurrency import one_draft, table
 from hybridspec.tuning.backends.engine_runs import EngineRuns
@@ -69,26 +67,6 @@ def engine_version(python: str) -> tuple[str, bool]:
     if not found:
         raise InputError(f"--python {python}: it has no vLLM. Name the interpreter of the environment that has it.")
     return found[0][1], any("cpu" in name or "+cpu" in version for name, version in found)
-
-
-@dataclass(frozen=True)
-class FolderTarget:
-    """What encoding prompts asks of a target: its tokenizer and its context."""
-
-    name: str
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
-
-    encode = TargetRunner.encode
-
-    @classmethod
-    def open(cls, folder: Path, context: int | None) -> "FolderTarget":
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:
-            # Tokenizer files break in every way there is.
-            raise ModelLoadError(f"{folder}: its tokenizer cannot be read: {error}") from error
-        return cls(folder.name, tokenizer, context or 2**31)
 
 
 class VllmTuning:
@@ -169,7 +147,9 @@ class VllmTuning:
     def _loads(self, request: TuneRequest) -> list[Load]:
         serving, settings = request.serving, request.settings
         lengths = [n for n in (self.models(None).target.context, serving.max_model_len) if n]
-        target = FolderTarget.open(self.folder, min(lengths, default=None))
+        tokenizer = load_tokenizer(self.folder)
+        rows = self.models(None).facts.vocabularies[0] or len(tokenizer)
+        target = EngineTarget(self.folder.name, rows, tokenizer, min(lengths, default=2**31))
         loads = []
         for workload in find_workloads(request.workloads or embedded.workload_files()):
             prompts = encode_workload(target, workload, settings.prompts, settings.max_new_tokens, settings.longest)

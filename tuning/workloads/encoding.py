@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from hybridspec.decoding.loop import check_length
+from hybridspec.decoding.target import Target
 from hybridspec.errors import ContextLengthError, InputError
-from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.workloads.sources import Prompt, Workload, preference
 
 
@@ -20,7 +20,7 @@ class EncodedPrompt:
         return self.prompt.id
 
 
-def encode_prompt(target: TargetRunner, prompt: Prompt) -> list[int]:
+def encode_prompt(target: Target, prompt: Prompt) -> list[int]:
     """Token ids of a prompt; of messages with the opening of the answer behind them.
 
     Raises:
@@ -47,7 +47,7 @@ def encode_prompt(target: TargetRunner, prompt: Prompt) -> list[int]:
 
 
 def encode_workload(
-    target: TargetRunner, workload: Workload, count: int, max_new_tokens: int, longest: int
+    target: Target, workload: Workload, count: int, max_new_tokens: int, longest: int
 ) -> list[EncodedPrompt]:
     """The prompts of a workload that are to be measured, in the order of the file.
 

@@ -6,9 +6,9 @@ which vLLM's own draft methods refuse.
                                "num_speculative_tokens": 4}' \\
         --additional-config '{"hybridspec": {"draft": "/path/to/draft", "length": "svip:threshold=0.3"}}'
 
-Settings under ``hybridspec`` (see :class:`Settings`): ``draft`` names the strategy as on our command line, ``length``
-the draft-length rule, at work for each request by itself: rows of one batch get proposals of different lengths, none
-longer than ``num_speculative_tokens``.
+Settings under ``hybridspec`` (see :class:`~hybridspec.engines.vllm.settings.ProposerSettings`): ``draft`` names the
+strategy as on our command line, ``length`` the draft-length rule, at work for each request by itself: rows of one batch
+get proposals of different lengths, none longer than ``num_speculative_tokens``.
 
 vLLM tells a proposer token histories, not request names, and not when a request ends. A request is recognised by its
 history. Its state is freed when it is missing from a few calls, when ``max_sequences`` are open, or when nothing was
@@ -18,73 +18,21 @@ after the other.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from packaging.version import Version
 
+from hybridspec.decoding.target import EngineTarget
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.engines.export.key_sets import installed
 from hybridspec.engines.vllm.requests import Request, Requests
+from hybridspec.engines.vllm.settings import ProposerSettings
 from hybridspec.errors import ContextLengthError, InputError
-from hybridspec.runtime.runner import check_mode
+from hybridspec.runtime.loading import load_tokenizer
+from hybridspec.runtime.options import LoadOptions
 from hybridspec.specs import STRATEGIES
-
-
-@dataclass(frozen=True)
-class Settings:
-    """``additional_config["hybridspec"]``.
-
-    Args:
-        draft: a checkpoint folder, or a strategy with options: ``prompt-lookup:longest=3``.
-        length: a draft-length rule; default: always ``num_speculative_tokens``.
-        max_sequences: most requests that hold draft state; default: vLLM's ``max_num_seqs``.
-        idle_seconds: after so long without a request all state is freed.
-        device, dtype: of the draft model; default: the target's.
-        rollback: as of :class:`~hybridspec.runtime.runner.TargetRunner`.
-
-    Raises:
-        InputError: a value is of the wrong kind; names it.
-    """
-
-    draft: str
-    length: str | int | None = None
-    max_sequences: int | None = None
-    idle_seconds: float = 60.0
-    device: str | None = None
-    dtype: str | None = None
-    rollback: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.draft, str) or not self.draft:
-            raise InputError(f"{PLACE}: draft must be a folder or a strategy, not {self.draft!r}")
-        count = self.max_sequences
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise InputError(f"{PLACE}: max_sequences must be a whole number of at least 1, not {count!r}")
-        if not isinstance(self.idle_seconds, int | float) or not self.idle_seconds > 0:
-            raise InputError(f"{PLACE}: idle_seconds must be a number above 0, not {self.idle_seconds!r}")
-        if self.dtype is not None and not isinstance(getattr(torch, str(self.dtype), None), torch.dtype):
-            raise InputError(f"{PLACE}: dtype must be a type of torch such as bfloat16, not {self.dtype!r}")
-        check_mode(self.rollback)
-
-    @classmethod
-    def read(cls, additional_config: object) -> "Settings":
-        """Raises :class:`InputError` for a setting that does not exist."""
-        found = additional_config.get("hybridspec") if isinstance(additional_config, Mapping) else None
-        if not isinstance(found, Mapping) or "draft" not in found:
-            raise InputError('--additional-config needs {"hybridspec": {"draft": "<checkpoint folder or strategy>"}}')
-        known = [f.name for f in fields(cls)]
-        unknown = [name for name in found if name not in known]
-        if unknown:
-            raise InputError(f"{PLACE}: {unknown[0]!r} is no setting. It takes {', '.join(known)}.")
-        return cls(**found)
-
-
-PLACE = '--additional-config "hybridspec"'
 
 
 class HybridDraftProposer:
@@ -99,9 +47,10 @@ class HybridDraftProposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        settings = Settings.read(getattr(vllm_config, "additional_config", None))
+        additional = getattr(vllm_config, "additional_config", None)
+        settings = ProposerSettings.read(additional, engine_options(vllm_config))
         self.k: int = vllm_config.speculative_config.num_speculative_tokens
-        target = engine_target(vllm_config, settings)
+        target = engine_target(vllm_config, settings.load)
         self.vocab_size: int = target.vocab_size
         refuse_readers(settings.draft)
         draft = make_draft(settings.draft, target)
@@ -110,7 +59,7 @@ class HybridDraftProposer:
         scheduler = getattr(vllm_config, "scheduler_config", None)
         capacity = settings.max_sequences or getattr(scheduler, "max_num_seqs", None) or 64
         self.requests = Requests(draft, lambda: make_length(rule), capacity)
-        self.max_length: int = getattr(vllm_config.model_config, "max_model_len", None) or 2**31
+        self.max_length = target.max_length
         self.fills_up = wants_full_drafts(vllm_config)
         self._idle_seconds = settings.idle_seconds
         self._lock = threading.Lock()
@@ -183,24 +132,24 @@ class HybridDraftProposer:
                 self._wait(left)
 
 
-def engine_target(vllm_config: Any, settings: Settings) -> SimpleNamespace:
-    """What strategies ask of a target that is a runner, for one that runs in vLLM."""
-    from transformers import AutoTokenizer
+def engine_options(vllm_config: Any) -> LoadOptions:
+    """The type and the device of the target, which a draft has too unless a setting says otherwise."""
+    dtype = getattr(getattr(vllm_config, "model_config", None), "dtype", "float32")
+    device = getattr(getattr(vllm_config, "device_config", None), "device_type", "cpu")
+    return LoadOptions(dtype=dtype, device=device)
 
+
+def engine_target(vllm_config: Any, options: LoadOptions) -> EngineTarget:
+    """The target that vLLM runs, for strategies that draft for it with ``options``."""
     model = vllm_config.model_config
-    folder = getattr(model, "tokenizer", None)
-    skipped = folder is None or getattr(model, "skip_tokenizer_init", False)
-    dtype = getattr(torch, settings.dtype) if settings.dtype else getattr(model, "dtype", torch.float32)
-    device = settings.device or getattr(getattr(vllm_config, "device_config", None), "device_type", "cpu")
-    return SimpleNamespace(
+    source: Any = getattr(model, "tokenizer", None)
+    has_tokenizer = source is not None and not getattr(model, "skip_tokenizer_init", False)
+    return EngineTarget(
         name=str(getattr(model, "model", "the target")),
         vocab_size=model.get_vocab_size(),
-        tokenizer=None if skipped else AutoTokenizer.from_pretrained(folder, local_files_only=True),
-        model=SimpleNamespace(dtype=dtype),
-        compiled=None,
-        packed=None,
-        device=device,
-        requested_rollback=settings.rollback,
+        tokenizer=load_tokenizer(source) if has_tokenizer else None,
+        max_length=getattr(model, "max_model_len", None) or 2**31,
+        options=options,
     )
 
 
