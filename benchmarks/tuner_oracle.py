@@ -21,10 +21,10 @@ from benchmarks import command
 from benchmarks.tables import Grid, number
 from hybridspec import embedded
 from hybridspec.tuning.backends.torch_backend import TorchBackend, sample_of
+from hybridspec.tuning.config import EMBEDDED_DRAFTS, RULES, StudySettings, TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import against_plain, speedup
-from hybridspec.tuning.run import EMBEDDED_DRAFTS, LENGTHS, TuneRequest, Tuning
-from hybridspec.tuning.study import Settings
+from hybridspec.tuning.run import Tuning
 from hybridspec.tuning.timed_decoding import Contender, Pair, PreparedPrompt, in_turn
 
 
@@ -78,11 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", action="append", help="embedded workload or file; default: all embedded ones")
     parser.add_argument("--draft", action="append", help=f"default: {', '.join(EMBEDDED_DRAFTS)}")
     parser.add_argument(
-        "--length", action="append", help=f"beside every fixed K; fixed: no other; default: {', '.join(LENGTHS)}"
+        "--length", action="append", help=f"beside every fixed K; fixed: no other; default: {', '.join(RULES)}"
     )
     parser.add_argument("--max-k", type=command.at_least(1), default=8)
     parser.add_argument("--prompts", type=command.at_least(1), default=6)
-    parser.add_argument("--new-tokens", type=command.at_least(2), default=Settings.max_new_tokens)
+    parser.add_argument("--new-tokens", type=command.at_least(2), default=StudySettings().max_new_tokens)
     parser.add_argument("--rematches", type=command.at_least(1), default=4, help="of answer and oracle on each prompt")
     parser.add_argument("--seconds", type=float, default=45.0, help="the tuner's time limit per workload")
     chosen = parser.parse_args(arguments)
@@ -92,25 +92,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(chosen.threads)
     console = command.console()
     with command.recorded(chosen, console) as record:
-        settings = Settings(
-            longest=chosen.max_k,
-            prompts=chosen.prompts,
-            more_prompts=0,
-            max_new_tokens=chosen.new_tokens,
-            seconds=chosen.seconds,
-        )
         rows = record["workloads"] = []
         order = random.Random(chosen.seed + 1)
         with tempfile.TemporaryDirectory() as folder:
-            request = TuneRequest(
+            config = TuneConfig(
                 drafts=tuple(chosen.draft or EMBEDDED_DRAFTS),
-                lengths=tuple(rule for rule in chosen.length or LENGTHS if rule != "fixed"),
+                lengths=tuple(chosen.length or RULES),
                 workloads=tuple(chosen.workload or embedded.workload_files()),
                 out=Path(folder),
-                settings=settings,
+                max_k=chosen.max_k,
+                prompts=chosen.prompts,
+                more_prompts=0,
+                max_new_tokens=chosen.new_tokens,
+                seconds=chosen.seconds,
             )
             try:
-                for study in Tuning(request).studies:
+                for study in Tuning(config).studies:
                     begun = time.perf_counter()
                     result = study.run()
                     tuned_seconds = time.perf_counter() - begun

@@ -6,7 +6,8 @@ import pytest
 
 from hybridspec.errors import InputError
 from hybridspec.specs import LENGTHS, STRATEGIES
-from hybridspec.tuning.config_file import ServingOptions, TuneConfig, load_config, tomllib
+from hybridspec.tuning.config import ServingOptions, TuneConfig
+from hybridspec.tuning.config_file import load_config, tomllib
 from hybridspec.tuning.workloads.sources import WorkloadSource, find_workload
 
 FOLDER = Path(__file__).parents[1] / "configs"

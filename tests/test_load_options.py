@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hybridspec import LoadOptions, TargetRunner, embedded
-from hybridspec.tuning.model_checks import run_models
 from hybridspec.decoding.target import EngineTarget
 from hybridspec.drafts.registry import make_draft
 from hybridspec.errors import InputError
 from hybridspec.runtime.options import load_options
+from hybridspec.tuning.model_checks import run_models
 
 DRAFT = embedded.DRAFTS["draft-2-layers"]
 

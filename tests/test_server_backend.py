@@ -12,16 +12,14 @@ from hybridspec.cli.app import app
 from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.server_run import ServerTuning
-from hybridspec.tuning.config_file import ServingOptions
+from hybridspec.tuning.config import ServingOptions, TuneConfig
 from hybridspec.tuning.profile_file import read_profile, write_profile
-from hybridspec.tuning.run import TuneRequest
-from hybridspec.tuning.study import Settings
 from tests.fake_server import FakeServer, serving
 
 Serve = Callable[..., FakeServer]
 POSITIONS = [0.75, 0.5, 0.5]
 TAU = [1.0, 1.75, 2.25, 2.75]
-SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=1200, seconds=None)
+SETTINGS = {"max_k": 3, "prompts": 2, "max_new_tokens": 1200}
 
 
 @pytest.fixture
@@ -31,13 +29,13 @@ def serve() -> Iterator[Serve]:
 
 
 def tune(*servers: FakeServer, concurrency: tuple[int, ...] = (1,), workload: str = "code") -> dict:
-    request = TuneRequest(
+    config = TuneConfig(
         workloads=(workload,),
-        settings=SETTINGS,
+        **SETTINGS,
         backend="server",
         serving=ServingOptions(url=tuple(s.url for s in servers), concurrency=concurrency),
     )
-    tuning = ServerTuning(request)
+    tuning = ServerTuning(config)
     for study in tuning.studies:
         study.run()
     return tuning.profile()

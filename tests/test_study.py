@@ -21,18 +21,19 @@ from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning import timed_decoding as trial
 from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.backends.torch_backend import TorchBackend
+from hybridspec.tuning.config import StudySettings
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.decision import decide, shared_speedups
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
-from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
+from hybridspec.tuning.study import WorkloadStudy, search_space
 from hybridspec.tuning.workloads.encoding import EncodedPrompt
 from hybridspec.tuning.workloads.sources import Prompt
 from tests.tiny import tiny_model
 
 PROMPTS = (EncodedPrompt(Prompt("p0"), (5, 6, 7, 8)), EncodedPrompt(Prompt("p1"), (9, 10, 11)))
-SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=8, trials=10, seconds=None, keep_going=True)
+SETTINGS = StudySettings(max_k=3, prompts=2, max_new_tokens=8, trials=10, seconds=None, keep_going=True)
 SPACE = search_space(["self"], [], 3)
 
 
@@ -42,9 +43,9 @@ def target() -> TargetRunner:
 
 
 def make_study(target: TargetRunner, out: Path, **changes: object) -> WorkloadStudy:
-    settings = dataclasses.replace(SETTINGS, **changes)
+    settings = SETTINGS.replaced(**changes)
     bench = Bench(target, drafts={"self": SameArchitectureDraft(target)})
-    backend = TorchBackend(bench, PROMPTS, longest=settings.longest, max_new_tokens=settings.max_new_tokens)
+    backend = TorchBackend(bench, PROMPTS, longest=settings.max_k, max_new_tokens=settings.max_new_tokens)
     return WorkloadStudy("tiny", backend, SPACE, settings, open_storage(out), "tiny pair")
 
 
@@ -115,7 +116,7 @@ def test_other_settings_are_another_study(target: TargetRunner, tmp_path: Path) 
 @pytest.mark.parametrize("change", [{"longest": 0}, {"prompts": 0}, {"max_new_tokens": 1}, {"trials": 0}])
 def test_settings_out_of_range_are_named(change: dict) -> None:
     with pytest.raises(InputError, match=next(iter(change))):
-        Settings(**change)
+        StudySettings(**change)
 
 
 def test_profile_round_trip_and_merge(target: TargetRunner, tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ class Pretended(Backend):
 
 
 def pretended_study(backend: Backend, out: Path, storage: str | None = None, **changes: object) -> WorkloadStudy:
-    settings = Settings(**({"longest": 4, "trials": 10, "seconds": None} | changes))
+    settings = StudySettings(**({"max_k": 4, "trials": 10, "seconds": None} | changes))
     return WorkloadStudy("known", backend, search_space(["d"], [], 4), settings, open_storage(out, storage), "known")
 
 

@@ -19,15 +19,13 @@ from hybridspec.engines.export.profile import concurrency
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.loads import Load, Pooled, Round
 from hybridspec.tuning.backends.vllm_run import VllmTuning
-from hybridspec.tuning.config_file import ServingOptions
+from hybridspec.tuning.config import ServingOptions, StudySettings, TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.profile_file import read_profile, write_profile
-from hybridspec.tuning.run import TuneRequest
-from hybridspec.tuning.study import Settings
 from tests.fake_vllm import install, started
 
 DRAFT = "same-architecture:draft-2-layers"
-SETTINGS = Settings(longest=3, prompts=2, max_new_tokens=400, trials=2, seconds=None)
+SETTINGS = {"max_k": 3, "prompts": 2, "max_new_tokens": 400, "trials": 2}
 #: Acceptance by position of the stand-in.
 POSITIONS = [0.75, 0.5, 0.5]
 
@@ -38,17 +36,16 @@ def python(tmp_path: Path) -> str:
 
 
 def open_tuning(python: str, tmp_path: Path, drafts: tuple[str, ...] = (DRAFT,), **serving: object) -> VllmTuning:
-    request = TuneRequest(
+    config = TuneConfig(
         drafts=drafts,
-        lengths=(),
         workloads=("code",),
         out=tmp_path / "out",
-        settings=SETTINGS,
+        **SETTINGS,
         backend="vllm",
         serving=ServingOptions(**serving),
         python=python,
     )
-    return VllmTuning(request)
+    return VllmTuning(config)
 
 
 def expected(k: int, requests: int) -> float:
@@ -246,7 +243,7 @@ def test_steps_of_counters(k: int, data: st.DataObject) -> None:
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
 def test_rounds_send_every_prompt_and_stay_full(prompts: int, requests: int, repeats: int) -> None:
-    settings = Settings(prompts=prompts, repeats=repeats)
+    settings = StudySettings(prompts=prompts, repeats=repeats)
     load = Load("w", requests, tuple(map(str, range(prompts))), tuple(range(prompts)), settings)
     assert {i for indices in load.rounds for i in indices} == set(range(prompts))
     assert all(len(indices) == requests for indices in load.rounds)

@@ -18,16 +18,17 @@ from hybridspec.engines.export.refusals import Refusal
 from hybridspec.engines.export.vllm import ExportOptions
 from hybridspec.errors import HybridspecError
 from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.config import StudySettings
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.cost_model import wilson_interval
 from hybridspec.tuning.profile_file import FILE, SCHEMA
-from hybridspec.tuning.study import Settings, WorkloadResult
+from hybridspec.tuning.study import WorkloadResult
 
 
 def build_profile(
     target: TargetRunner,
     drafts: Mapping[str, Draft],
-    settings: Settings,
+    settings: StudySettings,
     results: Sequence[WorkloadResult],
     threads: int,
     backend: str = "torch",
@@ -40,7 +41,7 @@ def build_profile(
 
 
 def profile_frame(
-    backend: str, target: Mapping[str, object], drafts: Mapping[str, object], settings: Settings, threads: int
+    backend: str, target: Mapping[str, object], drafts: Mapping[str, object], settings: StudySettings, threads: int
 ) -> dict:
     """A profile without workloads; target and drafts as it describes them."""
     return {
@@ -51,7 +52,7 @@ def profile_frame(
         "target": dict(target),
         "drafts": dict(drafts),
         "machine": describe_machine(threads),
-        "settings": dataclasses.asdict(settings),
+        "settings": settings.to_dict(),
         "workloads": {},
     }
 
@@ -94,7 +95,7 @@ def describe_result(result: WorkloadResult, target: Mapping[str, object], drafts
     answer, best, survey = result.answer, result.best, result.survey
     errors = result.prediction_errors
     return {
-        "settings": dataclasses.asdict(result.settings),
+        "settings": result.settings.to_dict(),
         "complete": result.stopped is not None,
         "stopped": result.stopped,
         "chosen": describe_configuration(answer.configuration) if answer else None,

@@ -1,96 +1,28 @@
-"""A whole tuning run: target, drafts, workloads and their studies from one request, in one process or several."""
+"""A whole tuning run: target, drafts, workloads and their studies, in one process or several."""
 
 import multiprocessing
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 
 from hybridspec import embedded
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runtime.compile_ahead import compile_ahead
-from hybridspec.runtime.options import LoadOptions, RollbackMode
 from hybridspec.runtime.runner import TargetRunner
-from hybridspec.specs import draft_spec
 from hybridspec.tuning.backends.torch_backend import TorchBackend
-from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
+from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import Bench
 from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.storage import open_storage
-from hybridspec.tuning.study import Settings, WorkloadStudy, search_space
+from hybridspec.tuning.study import WorkloadStudy, search_space
 from hybridspec.tuning.workloads.encoding import encode_workload
-from hybridspec.tuning.workloads.sources import WorkloadSource, choose_prompts, find_workloads
-
-#: What the embedded target is tuned with when nothing is named.
-EMBEDDED_DRAFTS = ("same-architecture:draft-2-layers", "prompt-lookup")
-LENGTHS = ("expected-gain", "svip")
-#: Engines and servers take minutes where the runner takes seconds: fewer trials, and no limit unless one is set.
-ENGINE_TRIALS = 3
-
-SETTINGS = ("prompts", "more_prompts", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "trials", "seconds")
-#: Fields that a configuration and a request, or its settings, have under one name.
-SHARED = (*SETTINGS, "target", "out", "storage", "threads", "rollback", "dtype", "device", "compile", "packed")
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """Everything that a tuning run depends on; plain values, so that it can be sent to another process.
-
-    ``storage``: an Optuna URL or the path of a journal file; None is a SQLite file in ``out``. ``python``: the
-    interpreter that has vLLM.
-    """
-
-    target: Path | None = None
-    drafts: tuple[str, ...] = EMBEDDED_DRAFTS
-    lengths: tuple[str, ...] = LENGTHS
-    segments: bool = False
-    workloads: tuple[str | WorkloadSource, ...] = ()
-    out: Path = Path("hybridspec-tune")
-    storage: str | None = None
-    settings: Settings = field(default_factory=Settings)
-    threads: int = 1
-    rollback: RollbackMode = "auto"
-    dtype: DType = "float32"
-    device: str = "cpu"
-    compile: bool = False
-    packed: bool = False
-    backend: Backend = "torch"
-    serving: ServingOptions = ServingOptions()
-    python: str = sys.executable
-
-    @property
-    def load(self) -> LoadOptions:
-        """How target and drafts are loaded."""
-        return LoadOptions(self.dtype, self.device, self.rollback, self.compile, self.packed)
-
-    @classmethod
-    def from_config(cls, config: TuneConfig, **settings: object) -> "TuneRequest":
-        """What a configuration says, with defaults for what it leaves out; ``settings`` are those it has no key for."""
-        given = {name: getattr(config, name) for name in SHARED if getattr(config, name) is not None}
-        if config.max_k is not None:
-            settings["longest"] = config.max_k
-        settings |= {name: given.pop(name) for name in list(given) if name in SETTINGS}
-        if settings.get("seconds") == 0:
-            settings["seconds"] = None
-        if config.lengths:
-            given["lengths"] = tuple(spec for spec in config.lengths if spec != "fixed")
-        if config.drafts or config.target is not None:
-            given["drafts"] = tuple(map(draft_spec, config.drafts))
-        if config.backend != "torch":
-            given.setdefault("lengths", ())
-            settings = {"seconds": None, "trials": ENGINE_TRIALS, **settings}
-        serving = config.serving
-        if config.dtype is not None:
-            serving = replace(serving, engine={"dtype": config.dtype, **serving.engine})
-        given |= {"backend": config.backend, "serving": serving}
-        return cls(workloads=config.workloads, settings=Settings(**settings), **given)
+from hybridspec.tuning.workloads.sources import choose_prompts, find_workloads
 
 
 class Tuning:
-    """The studies of one request, opened and checked; nothing is measured yet.
+    """The studies of a configuration, opened and checked; nothing is measured yet.
 
     Args:
         tell: called with what is being compiled, where that was asked for.
@@ -99,58 +31,58 @@ class Tuning:
         UnsupportedLayerError: compiled passes were asked for, and a model cannot be compiled.
     """
 
-    def __init__(self, request: TuneRequest, tell: Callable[[str], object] = lambda text: None) -> None:
-        self.request = request
-        settings = request.settings
-        workloads = find_workloads(request.workloads or embedded.workload_files())
-        if not request.drafts:
+    def __init__(self, config: TuneConfig, tell: Callable[[str], object] = lambda text: None) -> None:
+        self.config, settings = config, config.settings
+        workloads = find_workloads(config.workloads or embedded.workload_files())
+        if not config.draft_specs:
             raise InputError(
                 "a target needs at least one draft to be tuned with: --draft FOLDER or --draft prompt-lookup"
             )
-        for spec in request.lengths:
+        for spec in config.rules:
             make_length(spec)
-        storage = open_storage(request.out, request.storage)
-        torch.set_num_threads(request.threads)
-        self.target = TargetRunner.from_pretrained(request.target or embedded.TARGET, options=request.load)
-        self.drafts = {spec: make_draft(spec, self.target) for spec in request.drafts}
-        space = search_space(self.drafts, request.lengths, settings.longest, request.segments)
+        storage = open_storage(config.out, config.storage)
+        torch.set_num_threads(config.threads)
+        self.target = TargetRunner.from_pretrained(config.target or embedded.TARGET, options=config.load)
+        self.drafts = {spec: make_draft(spec, self.target) for spec in config.draft_specs}
+        space = search_space(self.drafts, config.rules, settings.max_k, config.segments)
         bench = Bench(self.target, drafts=self.drafts)
-        models = [self.target.fingerprint, *map(self._draft_identity, request.drafts)]
+        models = [self.target.fingerprint, *map(self._draft_identity, config.draft_specs)]
+        load = config.load
         models += [
             self.target.rollback,
-            request.dtype,
-            request.device,
-            *["compiled"] * request.compile,
-            *["packed"] * request.packed,
+            load.dtype,
+            load.device,
+            *["compiled"] * load.compile,
+            *["packed"] * load.packed,
         ]
         self.studies = []
         for workload in workloads:
             # A workload that says how many prompts means just these.
             reserve = settings.reserve if workload.count is None else 0
             drawn = encode_workload(
-                self.target, workload, settings.prompts + reserve, settings.max_new_tokens, settings.longest
+                self.target, workload, settings.prompts + reserve, settings.max_new_tokens, settings.max_k
             )
             prompts = choose_prompts(drawn, settings.prompts) if reserve else drawn
             more_prompts = [p for p in drawn if p not in prompts]
             own = {name: v for name in ("max_new_tokens", "temperature") if (v := getattr(workload, name)) is not None}
-            each = replace(settings, prompts=len(prompts), **own)
-            if request.segments and not bench.texts:
+            each = settings.replaced(prompts=len(prompts), **own)
+            if config.segments and not bench.texts:
                 bench.texts = [list(p.tokens[:256]) for p in prompts]
             backend = TorchBackend(
                 bench,
                 prompts,
                 more_prompts=more_prompts,
-                longest=each.longest,
+                longest=each.max_k,
                 max_new_tokens=each.max_new_tokens,
                 repeats=each.repeats,
-                sampling=each.sampling,
+                sampling=Sampling(each.temperature, each.top_k, each.top_p),
                 seed=each.seed,
             )
             texts = [(p.id, p.tokens) for p in backend.prompts]
-            identity = [models, request.threads, request.lengths, request.segments, texts]
+            identity = [models, config.threads, config.rules, config.segments, texts]
             self.studies.append(WorkloadStudy(workload.name, backend, space, each, storage, identity))
         # The last of it, for it takes minutes; no measurement should pay for it.
-        compile_ahead(self.target, self.drafts.values(), settings.longest, tell)
+        compile_ahead(self.target, self.drafts.values(), settings.max_k, tell)
 
     def _draft_identity(self, spec: str) -> str:
         runner = getattr(self.drafts[spec], "runner", None)
@@ -159,22 +91,22 @@ class Tuning:
     def profile(self) -> dict:
         """What the storage knows by now."""
         results = [study.result() for study in self.studies]
-        return build_profile(self.target, self.drafts, self.request.settings, results, self.request.threads)
+        return build_profile(self.target, self.drafts, self.config.settings, results, self.config.threads)
 
 
-def work(request: TuneRequest) -> None:
+def work(config: TuneConfig) -> None:
     """What a further worker does: the same studies, quietly. An interrupt of the whole group just ends it."""
     try:
-        for study in Tuning(request).studies:
+        for study in Tuning(config).studies:
             study.run()
     except KeyboardInterrupt:
         return
 
 
-def start_workers(request: TuneRequest, count: int) -> list[multiprocessing.process.BaseProcess]:
-    """``count`` processes that help with the request's studies. Join them."""
+def start_workers(config: TuneConfig, count: int) -> list[multiprocessing.process.BaseProcess]:
+    """``count`` processes that help with the studies. Join them."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=work, args=(request,), daemon=True) for _ in range(count)]
+    workers = [context.Process(target=work, args=(config,), daemon=True) for _ in range(count)]
     for worker in workers:
         worker.start()
     return workers

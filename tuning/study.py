@@ -17,10 +17,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import DatabaseError
 
 from hybridspec.decoding.draft import Draft
-from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.registry import make_length, with_longest
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
+from hybridspec.tuning.config import StudySettings
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import (
     WORTHWHILE,
@@ -42,61 +42,15 @@ METHOD = "in turn"
 OPEN_OR_DONE = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a study depends on, beside the models; part of its identity in the storage.
-
-    Attributes:
-        longest: largest K.
-        more_prompts: further prompts for an answer that ``prompts`` leave inside the noise; None: as many again.
-        trials, seconds: budgets per workload, the survey not counted; the first two trials run whatever they take.
-            Trials are configurations: the further prompts of one do not count as another.
-        keep_going: measure until the budgets are used up, even when no untried configuration can win.
-    """
-
-    longest: int = 8
-    prompts: int = 4
-    more_prompts: int | None = None
-    max_new_tokens: int = 48
-    trials: int = 6
-    seconds: float | None = 30.0
-    repeats: int = 1
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int = 0
-    keep_going: bool = False
-
-    def __post_init__(self) -> None:
-        for name, least in (("longest", 1), ("prompts", 1), ("max_new_tokens", 2), ("trials", 1), ("repeats", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.reserve < 0:
-            raise InputError(f"more_prompts must be at least 0, not {self.more_prompts}")
-
-    @property
-    def reserve(self) -> int:
-        return self.prompts if self.more_prompts is None else self.more_prompts
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p)
-
-    def identity(self) -> dict[str, object]:
-        """The settings that change what a measurement means; budgets may differ between sittings."""
-        budgets = ("trials", "seconds", "keep_going")
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in budgets}
-
-
 def search_space(
-    drafts: Sequence[str] | Mapping[str, Draft], lengths: Sequence[str], longest: int, segments: bool = False
+    drafts: Sequence[str] | Mapping[str, Draft], lengths: Sequence[str], max_k: int, segments: bool = False
 ) -> list[Configuration]:
-    """Plain decoding, and every draft with every K up to ``longest`` and every rule in ``lengths``.
+    """Plain decoding, and every draft with every K up to ``max_k`` and every rule in ``lengths``.
 
     A rule that looks at the draft's distributions is left out for a draft that has no doubts.
     """
-    fixed = [str(k) for k in range(1, longest + 1)]
-    rules = [with_longest(rule, longest) for rule in lengths]
+    fixed = [str(k) for k in range(1, max_k + 1)]
+    rules = [with_longest(rule, max_k) for rule in lengths]
     looking = {rule for rule in rules if make_length(rule).looks_at_drafts}
     sure = {d for d in drafts if isinstance(drafts, Mapping) and not drafts[d].has_doubts}
     cut = (False, True) if segments else (False,)
@@ -112,7 +66,7 @@ class WorkloadResult:
     """
 
     name: str
-    settings: Settings
+    settings: StudySettings
     survey: Survey | None
     samples: dict[Configuration, list[Sample]]
     pruned: tuple[Configuration, ...] = ()
@@ -156,7 +110,7 @@ class WorkloadStudy:
         name: str,
         backend: Backend,
         space: Sequence[Configuration],
-        settings: Settings,
+        settings: StudySettings,
         storage: BaseStorage,
         identity: object,
     ) -> None:

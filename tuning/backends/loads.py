@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridspec.tuning.backends.base import Sample
-from hybridspec.tuning.study import Settings
+from hybridspec.tuning.config import StudySettings
 
 #: Rounds of several requests at least, for an interval over rounds.
 LEAST_ROUNDS = 3
@@ -22,7 +22,7 @@ class Load:
     concurrency: int
     ids: tuple[str, ...]
     prompts: tuple[Any, ...]
-    settings: Settings
+    settings: StudySettings
 
     @property
     def name(self) -> str:

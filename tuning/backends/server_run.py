@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,11 @@ from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import DraftSurvey, Progress, Survey
 from hybridspec.tuning.backends.by_concurrency import entry, speed
 from hybridspec.tuning.backends.loads import Load, Pooled, Round, paired
+from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import WORTHWHILE
 from hybridspec.tuning.measurement import measurement_of
 from hybridspec.tuning.profile import describe_acceptance, describe_result, profile_frame
-from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.study import WorkloadResult
 from hybridspec.tuning.workloads.sources import Prompt, find_workloads
 
@@ -188,10 +187,10 @@ class ServerStudy:
 class ServerTuning:
     """What one request asks of running servers. Nothing is kept for a second sitting: servers and their load change."""
 
-    def __init__(self, request: TuneRequest) -> None:
-        self.request = request
+    def __init__(self, config: TuneConfig) -> None:
+        self.config = config
         self.servers: dict[int, MeasuredServer] = {}
-        for server in map(MeasuredServer, request.serving.url):
+        for server in map(MeasuredServer, config.engine.url):
             if server.k in self.servers:
                 one = self.servers[server.k].url
                 raise InputError(f"{one} and {server.url} both speculate with K = {server.k}: give servers that differ")
@@ -207,13 +206,13 @@ class ServerTuning:
                 f"{next(iter(self.servers.values())).url} does not speculate: there is no K to judge. Start it with "
                 "--speculative-config (hybridspec export vllm writes one), or use --backend vllm."
             )
-        settings = request.settings
+        settings = config.settings
         self.studies: list[ServerStudy] = []
-        for workload in find_workloads(request.workloads or embedded.workload_files()):
+        for workload in find_workloads(config.workloads or embedded.workload_files()):
             prompts = workload.choose(settings.prompts)
             own = {name: v for name in ("max_new_tokens", "temperature") if (v := getattr(workload, name)) is not None}
-            each = replace(settings, **own)
-            for c in sorted(set(request.serving.concurrency or (1,))):
+            each = settings.replaced(**own)
+            for c in sorted(set(config.engine.concurrency or (1,))):
                 load = Load(workload.name, c, tuple(p.id for p in prompts), tuple(prompts), each)
                 self.studies.append(ServerStudy(load, self.servers))
 
@@ -224,7 +223,7 @@ class ServerTuning:
         fingerprint = f"{first.model} at {' '.join(urls.values())}"
         target = {"name": first.model, "path": None, "fingerprint": fingerprint, "dtype": None}
         drafts = {DRAFT: {"name": DRAFT}}
-        profile = profile_frame("server", target, drafts, self.request.settings, self.request.threads)
+        profile = profile_frame("server", target, drafts, self.config.settings, self.config.threads)
         profile["engine"] = {"version": first.version(), "urls": {str(k): url for k, url in urls.items()}}
         for workload in dict.fromkeys(s.load.workload for s in self.studies):
             studies = [s for s in self.studies if s.load.workload == workload]

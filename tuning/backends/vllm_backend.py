@@ -24,7 +24,7 @@ class VllmBackend(Backend):
         self.runs, self.load = runs, load
 
     def survey(self, configurations: Sequence[Configuration], progress: Progress) -> Survey:
-        longest = self.load.settings.longest
+        longest = self.load.settings.max_k
         plain = self._pooled(PLAIN, progress)
         drafts = dict.fromkeys(c.draft for c in configurations if not c.plain)
         most = {draft: self._pooled(Configuration(draft, str(longest)), progress) for draft in drafts}

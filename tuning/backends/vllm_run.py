@@ -24,6 +24,7 @@ from hybridspec.tuning.backends.by_concurrency import one_draft, table
 from hybridspec.tuning.backends.engine_runs import EngineRuns
 from hybridspec.tuning.backends.loads import Load
 from hybridspec.tuning.backends.vllm_backend import VllmBackend
+from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.profile import (
     describe_configuration,
@@ -32,7 +33,6 @@ from hybridspec.tuning.profile import (
     profile_frame,
     vllm_setting,
 )
-from hybridspec.tuning.run import TuneRequest
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import WorkloadResult, WorkloadStudy, search_space
 from hybridspec.tuning.workloads.encoding import encode_workload
@@ -76,11 +76,11 @@ class VllmTuning:
         left_out: drafts that vLLM cannot serve -> why.
     """
 
-    def __init__(self, request: TuneRequest) -> None:
-        self.request = request
-        serving = request.serving
-        self.folder = Path(request.target or embedded.TARGET).resolve()
-        self.version, cpu = engine_version(request.python)
+    def __init__(self, config: TuneConfig) -> None:
+        self.config = config
+        serving = config.engine
+        self.folder = Path(config.target or embedded.TARGET).resolve()
+        self.version, cpu = engine_version(config.interpreter)
         keys = choose_key_set(self.version)[0]
         arguments = serving.engine_arguments()
         # Prompts are sent several times: a cache would make later rounds other rounds.
@@ -91,41 +91,40 @@ class VllmTuning:
         plain = self._exported(PLAIN)
         if isinstance(plain, Refusal):
             raise InputError(f"vLLM cannot serve this target: {plain}")
-        space = self._space(request)
+        space = self._space(config)
         for configuration in space:
             self._check_sequences(configuration)
-        storage = open_storage(request.out, request.storage)
-        engine = Engine(request.python, str(self.folder), [], (request.out / "engines").resolve(), PATIENCE)
+        storage = open_storage(config.out, config.storage)
+        engine = Engine(config.interpreter, str(self.folder), [], (config.out / "engines").resolve(), PATIENCE)
         names = dict.fromkeys(self.draft_folder(c.draft) for c in space)
         identity = [folder_fingerprint(Path(f)) for f in (self.folder, *filter(None, names))]
         self.runs = EngineRuns(engine, self.export, (), [identity, self.version])
-        loads = self._loads(request)
+        loads = self._loads(config)
         self.runs.loads = loads
         self.studies: list[WorkloadStudy] = []
         self._by_workload: dict[str, dict[int, WorkloadStudy]] = {}
         for load in loads:
-            own = dataclasses.replace(load.settings, prompts=len(load.rounds))
-            own = dataclasses.replace(own, repeats=1)
+            own = load.settings.replaced(prompts=len(load.rounds), repeats=1)
             whole = [identity, self.version, plain.arguments, space, load.ids, load.prompts, load.rounds]
             study = WorkloadStudy(load.name, VllmBackend(self.runs, load), space, own, storage, whole)
             self.studies.append(study)
             self._by_workload.setdefault(load.workload, {})[load.concurrency] = study
 
-    def _space(self, request: TuneRequest) -> list[Configuration]:
+    def _space(self, config: TuneConfig) -> list[Configuration]:
         """What vLLM can serve of drafts, Ks and rules."""
-        if request.segments:
+        if config.segments:
             raise InputError("--segments: vLLM verifies each block in one pass; leave it out")
-        if not request.drafts:
+        if not config.draft_specs:
             raise InputError("a target needs at least one draft: --draft FOLDER, mtp or prompt-lookup")
-        for spec in request.lengths:
+        for spec in config.rules:
             make_length(spec)
         self.left_out: dict[str, str] = {}
         space = []
-        for configuration in search_space(request.drafts, request.lengths, request.settings.longest):
+        for configuration in search_space(config.draft_specs, config.rules, config.settings.max_k):
             result = self._exported(configuration)
             if isinstance(result, Export):
                 space.append(configuration)
-            elif configuration.length == str(request.settings.longest):
+            elif configuration.length == str(config.settings.max_k):
                 self.left_out[configuration.draft] = str(result)
             elif not configuration.length.isdecimal():
                 self.left_out[configuration.label] = str(result)
@@ -144,17 +143,17 @@ class VllmTuning:
                 f"with {configuration.label}. Choose a smaller --concurrency, or set max_num_seqs under [serving]."
             )
 
-    def _loads(self, request: TuneRequest) -> list[Load]:
-        serving, settings = request.serving, request.settings
+    def _loads(self, config: TuneConfig) -> list[Load]:
+        serving, settings = config.engine, config.settings
         lengths = [n for n in (self.models(None).target.context, serving.max_model_len) if n]
         tokenizer = load_tokenizer(self.folder)
         rows = self.models(None).facts.vocabularies[0] or len(tokenizer)
         target = EngineTarget(self.folder.name, rows, tokenizer, min(lengths, default=2**31))
         loads = []
-        for workload in find_workloads(request.workloads or embedded.workload_files()):
-            prompts = encode_workload(target, workload, settings.prompts, settings.max_new_tokens, settings.longest)
+        for workload in find_workloads(config.workloads or embedded.workload_files()):
+            prompts = encode_workload(target, workload, settings.prompts, settings.max_new_tokens, settings.max_k)
             own = {name: v for name in ("max_new_tokens", "temperature") if (v := getattr(workload, name)) is not None}
-            each = dataclasses.replace(settings, **own)
+            each = settings.replaced(**own)
             ids, tokens = tuple(p.id for p in prompts), tuple(p.tokens for p in prompts)
             loads += [Load(workload.name, c, ids, tokens, each) for c in sorted(set(self.concurrency))]
         return loads
@@ -210,13 +209,13 @@ class VllmTuning:
     def profile(self) -> dict[str, Any]:
         """What the storage knows by now."""
         target, drafts = self._described
-        profile = profile_frame("vllm", target, drafts, self.request.settings, self.request.threads)
-        profile["engine"] = {"version": self.version, "python": self.request.python, "device": self.options.device}
+        profile = profile_frame("vllm", target, drafts, self.config.settings, self.config.threads)
+        profile["engine"] = {"version": self.version, "python": self.config.interpreter, "device": self.options.device}
         profile["left_out"] = self.left_out
         for workload, studies in self._by_workload.items():
             results = {c: study.result() for c, study in studies.items()}
             row = self._row(results, target, drafts)
-            row["settings"] = dataclasses.asdict(next(iter(studies.values())).backend.load.settings)
+            row["settings"] = next(iter(studies.values())).backend.load.settings.to_dict()
             profile["workloads"][workload] = row
         return profile
 
@@ -232,7 +231,7 @@ class VllmTuning:
             ks = {int(c): entry["k"] for c, entry in rows.items()}
             most = max(rows.values(), key=lambda entry: entry["k"])
             # Served prompts are not measured ones: prefix caching is as export decides.
-            caching = self.request.serving.enable_prefix_caching
+            caching = self.config.engine.enable_prefix_caching
             options = dataclasses.replace(self.options, by_concurrency=tuple(ks.items()), prefix_caching=caching)
             row["vllm"] = vllm_setting(Configuration(draft, most["length"]), target, drafts, options)
         return row

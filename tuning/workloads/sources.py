@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as validated
+
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
 from hybridspec.specs import split_options
-from hybridspec.tuning.fields import at_least, fill
+from hybridspec.tuning.validation import Flag, Number, Text, Whole, from_text, read
 from hybridspec.tuning.workloads.cached_datasets import dataset_rows
 from hybridspec.tuning.workloads.messages import read_messages
 from hybridspec.tuning.workloads.rows import SUFFIXES, TEXT, Row, read_rows, read_text
@@ -62,7 +65,7 @@ class Workload:
         return choose_prompts(self.prompts, self.count or count, self.seed)
 
 
-@dataclass(frozen=True)
+@validated(frozen=True, config=ConfigDict(extra="forbid"))
 class WorkloadSource:
     """Where a workload comes from and how it is run: what ``--workload`` and the tables of a configuration file say.
 
@@ -80,21 +83,18 @@ class WorkloadSource:
     The others are as in :class:`Workload`.
     """
 
-    source: str
-    name: str | None = None
-    column: str | None = None
-    chat: bool = False
-    split: str | None = None
-    subset: str | None = None
-    prompts: int | None = None
-    seed: int | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    skip_unusable: bool = False
-    number_rows: bool = False
-
-    def __post_init__(self) -> None:
-        at_least({"prompts": 1, "seed": 0, "max_new_tokens": 2, "temperature": 0}, self)
+    source: Text
+    name: Text | None = None
+    column: Text | None = None
+    chat: Flag = False
+    split: Text | None = None
+    subset: Text | None = None
+    prompts: Whole | None = Field(None, ge=1)
+    seed: Whole | None = Field(None, ge=0)
+    max_new_tokens: Whole | None = Field(None, ge=2)
+    temperature: Number | None = Field(None, ge=0)
+    skip_unusable: Flag = False
+    number_rows: Flag = False
 
     @classmethod
     def parse(cls, spec: str) -> "WorkloadSource":
@@ -110,7 +110,7 @@ class WorkloadSource:
             if not key or not value or key == "source":
                 raise InputError(f"workload {spec!r}: {part!r} is no option. Write key=value, with commas between.")
             values[key] = value
-        return fill(cls, values, f"workload {spec!r}", text=True)
+        return read(cls, from_text(cls, values, f"workload {spec!r}"), f"workload {spec!r}")
 
     def load(self) -> Workload:
         """Reads the prompts.
