@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hybridspec import LoadOptions, TargetRunner, embedded
-from hybridspec.checker.run import run_models
 from hybridspec.decoding.target import EngineTarget
 from hybridspec.drafts.registry import make_draft
 from hybridspec.errors import InputError
 from hybridspec.runtime.options import load_options
+from hybridspec.tuning.model_checks import run_models
 
 DRAFT = embedded.DRAFTS["draft-2-layers"]
 
@@ -79,7 +79,7 @@ def test_a_draft_is_loaded_as_its_target_runs(options: LoadOptions) -> None:
 
 
 def test_the_check_runs_models_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridspec.checker.run.NEW_TOKENS", 4)
+    monkeypatch.setattr("hybridspec.tuning.model_checks.NEW_TOKENS", 4)
     facts, _ = run_models(DRAFT, length=32, options=LoadOptions(rollback="recompute"))
     details = [row["detail"] for row in facts["measurements"] if "cached against full" in row["name"]]
     assert details and all("rollback recompute" in detail for detail in details)

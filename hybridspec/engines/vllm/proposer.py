@@ -25,13 +25,14 @@ import numpy as np
 from packaging.version import Version
 
 from hybridspec.decoding.target import EngineTarget
-from hybridspec.drafts.registry import STRATEGIES, make_draft, make_length
+from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.engines.export.key_sets import installed
 from hybridspec.engines.vllm.requests import Request, Requests
 from hybridspec.engines.vllm.settings import ProposerSettings
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runtime.loading import load_tokenizer
 from hybridspec.runtime.options import LoadOptions
+from hybridspec.specs import STRATEGIES
 
 
 class HybridDraftProposer:
