@@ -22,10 +22,10 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks import command
-from benchmarks.held import plane_bytes
+from benchmarks.grids import Grid, number, size, spread
 from benchmarks.intervals import ratio_of_medians, summary
-from benchmarks.tables import Grid, number, size, spread
-from benchmarks.transformers_model import Model
+from benchmarks.state_bytes import plane_bytes
+from benchmarks.transformers_model import TransformersModel
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.state.memory import recurrent_bytes
 
@@ -115,7 +115,7 @@ class Naive:
     """The same on transformers' own cache: copy, verify, and what stays fed again if it is not all."""
 
     def __init__(self, model: nn.Module, prompt: list[int]) -> None:
-        self.model, self.length = Model(model), len(prompt) - 1
+        self.model, self.length = TransformersModel(model), len(prompt) - 1
         self.cache = self.model.dynamic_cache()
         for start in range(0, self.length, 512):
             self.model(prompt[start : min(start + 512, self.length)], self.cache, start, last_only=True)

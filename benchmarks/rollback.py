@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks import command
-from benchmarks.held import plane_bytes
+from benchmarks.decoders import now
+from benchmarks.grids import Grid, size
 from benchmarks.intervals import ratio_of_medians, summary
-from benchmarks.tables import Grid, size
-from benchmarks.transformers_model import Model
-from benchmarks.ways import now
+from benchmarks.state_bytes import plane_bytes
+from benchmarks.transformers_model import TransformersModel
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import Session
 from hybridspec.state.memory import recurrent_bytes
@@ -267,7 +267,7 @@ class NaiveWay(Way):
 
     def __init__(self, runner: TargetRunner, around: Around) -> None:
         self.mode, self.around = "naive", around
-        self.model, self.one_by_one = Model(runner.model), runner.one_by_one
+        self.model, self.one_by_one = TransformersModel(runner.model), runner.one_by_one
         self.cache, self.length = self.model.dynamic_cache(), 0
         self.feed(self.cache, [3 + i % (VOCABULARY - 3) for i in range(PROMPT)])
         self.length = PROMPT

@@ -11,6 +11,7 @@ from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling
 
 if TYPE_CHECKING:
+    # Commands that only read options need no model library.
     from hybridspec.runtime.runner import TargetRunner
     from hybridspec.runtime.session import Session
 
