@@ -248,7 +248,7 @@ class Way:
             session.verify(block)
         self.bytes = max(self.bytes, recurrent_bytes([session.cache]))
         if self.mode == "tape":
-            self.tape_bytes = recurrent_bytes([session.cache._blocks])
+            self.tape_bytes = recurrent_bytes([session.cache.tapes])
         whole = keep == len(block)
         with (self.full if whole else self.partial).timed(self.around):
             if mark is not None and not whole:

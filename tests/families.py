@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import ModelOutput
 
-from hybridspec.runtime.runner import CACHE_ARGUMENTS, TargetRunner
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
+from hybridspec.runtime.runner import TargetRunner
 from tests.reference import next_logits
 
 #: A version of transformers that takes every config below; an older one may refuse some.
@@ -352,6 +353,22 @@ VISION = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 4
 MULTIMODAL = {"glm5_next": VISION | {"projection_intermediate_size": 64}, "qwen3_5": VISION}
 
 MODES = ("tape", "slots", "recompute")
+#: One of each kind of layer, for what does not depend on the modeling file: tests try the others under ``slow``.
+USUAL = {
+    "qwen3_5",
+    "kimi_linear",
+    "bamba",
+    "nemotron_h+clamped",
+    "falcon_h1",
+    "jamba",
+    "zamba",
+    "minimax+linear_first",
+    "recurrent_gemma",
+    "lfm2",
+    "inkling_text",
+    "gemma3_text",
+    "qwen3_5_moe_text",
+}
 #: Families without a tape: these run in ``recompute`` mode only.
 WITHOUT_TAPE = {"zaya", "rwkv", "xlstm", "deepseek_v4"}
 #: Not drawn anew by :func:`shake`: decays, steps and the like, whose scale matters.

@@ -21,6 +21,8 @@ from hybridspec.tuning.workloads.sources import load_workload
 
 MODELS = {"target": embedded.TARGET, **embedded.DRAFTS}
 WORKLOADS = embedded.workload_files()
+#: Text, code and copying: the others are slow.
+USUAL = ("chat_qa", "code", "json", "long_context")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def assert_greedy_equal(prepared: PreparedPrompt, ks: Iterator[int], new: int) -
         pytest.fail(f"prompt {prepared.id}, K = {k}: differs at token {at}, logit margin {margin:.3g}")
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", [pytest.param(w, marks=[] if w in USUAL else pytest.mark.slow) for w in WORKLOADS])
 def test_greedy_output_equals_plain_on_every_workload(
     target: TargetRunner, draft: SameArchitectureDraft, workload: str
 ) -> None:

@@ -30,6 +30,7 @@ from tests.families import (
     CLAMPED,
     FAMILIES,
     MODES,
+    USUAL,
     WITHOUT_TAPE,
     exact_logits,
     family_model,
@@ -197,7 +198,14 @@ def test_a_model_that_drafts_for_itself_is_always_right(name: str, mode: str) ->
     assert spoilt.steps == [(4, 4), (4, 1), (4, 4), (4, 1), (4, 4)]
 
 
-@in_depth
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(name, mode, marks=[] if name in USUAL and mode == modes(name)[0] else [pytest.mark.slow])
+        for name in FAMILIES
+        for mode in modes(name)
+    ],
+)
 def test_half_precision_weights(name: str, mode: str) -> None:
     """After rejections no further from full precision than one pass in half precision is; states in fp32."""
     model = half_precision_model(name)

@@ -22,7 +22,8 @@ from hybridspec.drafts.full_attention.bridges import Bridge
 from hybridspec.drafts.full_attention.reduced import Cut
 from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
 from hybridspec.errors import IncompatiblePairError, InputError, SessionError, UnsupportedLayerError
-from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.runtime.model_facts import decoder_layers
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.state.cache import RollbackCache
 from hybridspec.tuning.timed_decoding import PreparedPrompt
 from tests.chi_square import FALSE_ALARM, p_value

@@ -222,9 +222,9 @@ def test_padding_on_the_left_stays_out_of_the_state(name: str) -> None:
     with torch.inference_mode():
         expected = runner.model(input_ids=ids, use_cache=False, **inputs).logits
         with recording():
-            actual = runner.model(input_ids=ids, **inputs, **{runner._cache_argument: cache}).logits
+            actual = runner.model(input_ids=ids, **inputs, **{runner.cache_argument: cache}).logits
     cache.end_block(9)
-    cache.commit(9)
+    cache.commit([range(9)] * 2)
     shown = mask.bool()
     assert_close(actual[shown], expected[shown], "logits", TOLERANCE)
     alone = runner.start([*ids[0, 4:].tolist(), 0])

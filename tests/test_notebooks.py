@@ -12,11 +12,6 @@ import pytest
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-#: The one that is run each time; the others are slow.
-QUICK = "03_state_rollback"
-PARAMETERS = [
-    pytest.param(path, marks=[] if path.stem == QUICK else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS
-]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +23,8 @@ def runner() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("path", PARAMETERS)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_the_fast_setting(runner: ModuleType, path: Path) -> None:
     notebook = runner.run(path, fast=True)
     assert "**fast**" in json.dumps(notebook.cells)

@@ -15,10 +15,12 @@ from hybridspec.recurrence import selective_scan
 from hybridspec.recurrence import tape as tape_module
 from hybridspec.recurrence.rg_lru import StateTape
 from hybridspec.runtime import session
+from hybridspec.runtime.model import LoadedModel
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.selftest import check_rollback
-from hybridspec.state import cache, layers
-from hybridspec.state import pass_context as recording
+from hybridspec.state import cache, layers, pass_context
+from hybridspec.state.base import PassOutput
+from hybridspec.state.block import Block
 from hybridspec.state.cache import RollbackCache
 from tests import reference
 from tests.comparison import assert_close
@@ -64,7 +66,7 @@ def test_what_the_test_cannot_run_is_refused(monkeypatch: Patch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ValueError("no such argument")
 
-    monkeypatch.setattr(runner, "forward", fail)
+    monkeypatch.setattr(runner, "run", fail)
     with pytest.raises(UnsupportedLayerError, match=r"could not run.*no such argument.*recompute"):
         check_rollback(runner)
 
@@ -128,8 +130,12 @@ def stale_keys(patch: Patch) -> None:
 
 
 def restarting_positions(patch: Patch) -> None:
-    right = TargetRunner._call
-    patch.setattr(TargetRunner, "_call", lambda self, kept, block, _, *more: right(self, kept, block, 0, *more))
+    right = LoadedModel.run
+
+    def run(self: LoadedModel, kept: object, block: Block, *more: object) -> PassOutput:
+        return right(self, kept, Block.rows_of(block.tokens), *more)
+
+    patch.setattr(LoadedModel, "run", run)
 
 
 def scan_from_zeros(patch: Patch) -> None:
@@ -141,7 +147,7 @@ def scan_from_zeros(patch: Patch) -> None:
 def mixer_from_zeros(patch: Patch) -> None:
     right = mixers._run
 
-    def run(now: recording.Recording, layer: layers.RecurrentLayer, *rest: object) -> Tensor:
+    def run(now: pass_context.PassContext, layer: layers.RecurrentLayer, *rest: object) -> Tensor:
         if now.purpose == "advance":
             layer.set_state(None)
         return right(now, layer, *rest)
@@ -151,29 +157,30 @@ def mixer_from_zeros(patch: Patch) -> None:
 
 def verify_as_a_prefill(patch: Patch) -> None:
     """With the clamp of time steps, which decoding does not have."""
-    patch.setattr(session, "recording", lambda purpose: recording.recording(purpose.replace("verify", "prefill")))
+    right = pass_context.recording
+    patch.setattr(cache, "recording", lambda purpose, block: right(purpose.replace("verify", "prefill"), block))
 
 
 def next_token_seen(patch: Patch) -> None:
     """Logits of a block that are off by one, but for its last token."""
-    right = TargetRunner.forward
+    right = LoadedModel.run
 
-    def forward(self: TargetRunner, *arguments: object, **options: object) -> Tensor:
-        logits = right(self, *arguments, **options)
-        return torch.cat([logits[1:], logits[-1:]])
+    def run(self: LoadedModel, *arguments: object, **options: object) -> PassOutput:
+        logits = right(self, *arguments, **options).logits
+        return PassOutput(torch.cat([logits[:, 1:], logits[:, -1:]], 1))
 
-    patch.setattr(TargetRunner, "forward", forward)
+    patch.setattr(LoadedModel, "run", run)
 
 
 def slightly_off(patch: Patch) -> None:
     """By less than what the clamp of time steps does to one pass over the text."""
-    right = TargetRunner.forward
+    right = LoadedModel.run
 
-    def forward(self: TargetRunner, *arguments: object, **options: object) -> Tensor:
-        logits = right(self, *arguments, **options)
-        return logits + 0.002 * logits.flip(-1)
+    def run(self: LoadedModel, *arguments: object, **options: object) -> PassOutput:
+        logits = right(self, *arguments, **options).logits
+        return PassOutput(logits + 0.002 * logits.flip(-1))
 
-    patch.setattr(TargetRunner, "forward", forward)
+    patch.setattr(LoadedModel, "run", run)
 
 
 def picked_one_too_late(patch: Patch) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runtime.runner import CACHE_ARGUMENTS
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
 from hybridspec.drafts.full_attention.reduced import ReducedModel, hidden
-from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.runtime.model_facts import decoder_layers
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.state.block import Block
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.pass_context import recording
 
@@ -102,7 +104,7 @@ def _run(
         ]
     options = {} if mask is None else {"attention_mask": mask}
     try:
-        logits = runner.call(ids, cache, **options).logits
+        logits = runner.call(Block.rows_of(ids), cache, **options).logits
     finally:
         for handle in handles:
             handle.remove()

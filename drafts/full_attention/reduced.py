@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runtime.runner import TargetRunner, decoder_layers
+from hybridspec.runtime.model_facts import decoder_layers
+from hybridspec.runtime.runner import TargetRunner
+from hybridspec.state.block import Block
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.layers import AttentionLayer, HybridLayer, IndexedLayer, RecurrentLayer
 
@@ -95,7 +97,7 @@ def _outputs(target: TargetRunner, layers: dict[int, nn.Module]) -> dict[int, tu
 
     handles = [layer.register_forward_hook(note(index)) for index, layer in layers.items()]
     try:
-        target.forward(None, [0], 0)
+        target.run(None, Block.chain([0], 0, target.device))
     finally:
         for handle in handles:
             handle.remove()
@@ -162,8 +164,9 @@ class ReducedModel:
         """Logits ``[T, vocab]`` of a block that starts at ``position``, after the tokens ``before`` (only the last
         ``window - 1`` matter).
         """
-        with self.context(torch.tensor([block], device=self.target.device), before):
-            return self.runner.forward(cache, block, position)
+        tokens = Block.chain(block, position, self.target.device)
+        with self.context(tokens.tokens, before):
+            return self.runner.run(cache, tokens).logits[0]
 
     @contextmanager
     def context(self, ids: Tensor, before: Sequence[int] = ()) -> Iterator[Tensor | None]:

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from hybridspec.errors import InputError, UnsupportedLayerError
-from hybridspec.runtime.runner import CACHE_ARGUMENTS
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class MultiTokenPredictionDrafting(Drafting):
             for start in range(0, len(tokens), CHUNK):
                 part = tokens[start : start + CHUNK]
                 self._last = self._run(part, hidden[start : start + CHUNK])
-                cache.commit(len(part))
+                cache.commit([range(len(part))])
         self._seen = self._seen.since(end)
 
     @torch.inference_mode()

@@ -80,7 +80,7 @@ def compare(
     from hybridspec.cli.consoles import progress_bar, table_console
     from hybridspec.decoding.sampling import Sampling
     from hybridspec.errors import InputError
-    from hybridspec.runtime.compiled import compile_ahead
+    from hybridspec.runtime.compile_ahead import compile_ahead
     from hybridspec.tuning.compare import (
         ComparisonInterrupted,
         compare_workload,

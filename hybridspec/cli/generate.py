@@ -70,7 +70,7 @@ def generate(
     from hybridspec.decoding.sampling import Sampling
     from hybridspec.drafts.registry import make_draft, make_length
     from hybridspec.errors import InputError
-    from hybridspec.runtime.compiled import compile_ahead
+    from hybridspec.runtime.compile_ahead import compile_ahead
 
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():

@@ -17,7 +17,8 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, Pr
 from transformers.generation import GenerationMode
 
 from hybridspec.errors import InputError, SessionError, UnsupportedLayerError
-from hybridspec.runtime.runner import CACHE_ARGUMENTS, TargetRunner, clamps_steps
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS, clamps_steps
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import SHORT_BLOCK
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.pass_context import Purpose, recording
@@ -131,7 +132,7 @@ class AssistedCache(RollbackCache):
         if self._is_assistant and self.pending < rejected <= self.length + self.pending:
             self.__init__(self._config, is_assistant=True)
         elif 0 <= rejected <= self.pending:
-            self.commit(self.pending - rejected)
+            self.commit([range(self.pending - rejected)])
         else:
             raise SessionError(f"cannot take back {rejected} tokens: {self.pending} were fed since the last crop")
 
@@ -262,7 +263,7 @@ def _part(inputs: dict[str, Any], start: int, tokens: int) -> dict[str, Any]:
 
 def _feed_part(forward: Callable, cache: AssistedCache, purpose: Purpose, inputs: dict[str, Any], tokens: int) -> Any:
     if purpose == "advance":
-        cache.commit(cache.pending)
+        cache.commit([range(cache.pending)])
     else:
         cache.begin_block()
     with recording(purpose):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hybridspec.hooks import mixers
 from hybridspec.recurrence import channel_delta, convolution, gated_delta, kernels, selective_scan, ssd
 from hybridspec.recurrence.tape import Tape
-from hybridspec.state.pass_context import Recording, current
+from hybridspec.state.pass_context import PassContext, current
 
 
 def _delta_rule(native: Callable, verify: Callable, fused: bool = False) -> Callable:
@@ -24,7 +24,7 @@ def _delta_rule(native: Callable, verify: Callable, fused: bool = False) -> Call
     where there is a kernel.
     """
 
-    def recorded(now: Recording, query: Tensor, key: Tensor, value: Tensor, *_: object, **options: object) -> tuple:
+    def recorded(now: PassContext, query: Tensor, key: Tensor, value: Tensor, *_: object, **options: object) -> tuple:
         log_decay, beta, state = options["g"], options["beta"], options.get("initial_state")
         dtype = query.dtype
         if fused and kernels.chosen(value):
@@ -72,7 +72,7 @@ def _time_steps(step: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
 
 
 def _ssd_verify(
-    now: Recording, inputs: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor | None
+    now: PassContext, inputs: Tensor, step: Tensor, rate: Tensor, write: Tensor, read: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tape]:
     """:func:`hybridspec.recurrence.ssd.verify` in fp32, or its kernel."""
     if kernels.chosen(inputs):
@@ -86,7 +86,7 @@ def _ssd_scan(native: Callable) -> Callable:
     """``mamba2_chunk_scan``: ``x [B, T, H, P]``, ``dt [B, T, H]``, ``A [H]``, ``B`` and ``C [B, T, G, N]``."""
 
     def recorded(
-        now: Recording,
+        now: PassContext,
         x: Tensor,
         dt: Tensor,
         A: Tensor,
@@ -122,7 +122,7 @@ def _ssd_step(native: Callable) -> Callable:
     """
 
     def recorded(
-        now: Recording,
+        now: PassContext,
         state: Tensor,
         x: Tensor,
         dt: Tensor,
@@ -157,7 +157,7 @@ def _selective_scan(native: Callable) -> Callable:
     """
 
     def recorded(
-        now: Recording,
+        now: PassContext,
         x: Tensor,
         dt: Tensor,
         A: Tensor,
@@ -200,7 +200,7 @@ def _selective_step(native: Callable) -> Callable:
     """``mamba_selective_state_update``: one token of ``[B, I]``; the original overwrites the state in place."""
 
     def recorded(
-        now: Recording,
+        now: PassContext,
         state: Tensor,
         x: Tensor,
         dt: Tensor,
@@ -229,7 +229,7 @@ def _selective_step(native: Callable) -> Callable:
 
 def _causal_convolution(native: Callable) -> Callable:
     def recorded(
-        _: Recording,
+        _: PassContext,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -248,7 +248,7 @@ def _convolution_step(native: Callable) -> Callable:
     """``causal_conv1d_update``: the original shifts the window in place, even where the cache asks to keep the past."""
 
     def recorded(
-        now: Recording,
+        now: PassContext,
         x: Tensor,
         conv_state: Tensor,
         weight: Tensor,

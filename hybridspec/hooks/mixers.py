@@ -14,14 +14,14 @@ from transformers.cache_utils import Cache
 
 from hybridspec.recurrence import convolution, linear_attention, rg_lru
 from hybridspec.state.layers import RecurrentLayer
-from hybridspec.state.pass_context import Recording, current
+from hybridspec.state.pass_context import PassContext, current
 
 #: Tokens of a long prefill that go through the short form at once.
 CHUNK = 64
 
 
 def _lightning_attention(
-    now: Recording,
+    now: PassContext,
     layer: RecurrentLayer,
     mixer: nn.Module,
     *,
@@ -47,7 +47,13 @@ def _lightning_attention(
 
 
 def _recurrent_block(
-    now: Recording, layer: RecurrentLayer, mixer: nn.Module, input_states: Tensor, *, position_ids: Tensor, **_: object
+    now: PassContext,
+    layer: RecurrentLayer,
+    mixer: nn.Module,
+    input_states: Tensor,
+    *,
+    position_ids: Tensor,
+    **_: object,
 ) -> tuple[Tensor, None]:
     """RecurrentGemma: transformers keeps window and state on the modules, and ignores the window for several tokens."""
     inputs = mixer.linear_x(input_states).transpose(1, 2)
@@ -66,7 +72,7 @@ def _recurrent_block(
     return mixer.linear_out(outputs * mixer.act_fn(mixer.linear_y(input_states))), None
 
 
-def _run(now: Recording, layer: RecurrentLayer, verify: Callable, block: tuple[Tensor, ...], axis: int) -> Tensor:
+def _run(now: PassContext, layer: RecurrentLayer, verify: Callable, block: tuple[Tensor, ...], axis: int) -> Tensor:
     """Outputs of a block whose tokens lie along ``axis``; leaves a tape, or the final state of a long chunk."""
     state = layer.recurrent_states.get(0)
     if now.purpose != "advance":

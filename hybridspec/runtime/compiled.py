@@ -10,22 +10,22 @@ once it is compiled, runs uncompiled, and a warning says so.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hybridspec.errors import UnsupportedLayerError
+from hybridspec.runtime.model import LoadedModel
+from hybridspec.runtime.session import Session
+from hybridspec.state.base import PassOutput
+from hybridspec.state.block import Block
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.layers import AttentionLayer, HybridLayer, KeyValueBuffer, RecurrentLayer
 from hybridspec.state.pass_context import recording
-
-if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
 
 #: Tokens of the blocks that are compiled; longer ones run uncompiled.
 LENGTHS = (1, 2, 3, 5, 9, 17)
@@ -35,48 +35,52 @@ HALF_TOLERANCE = 0.1
 
 
 class CompiledPasses:
-    """The compiled passes of one runner, each made when a block first needs it (which takes minutes on a CPU), or all
+    """The compiled passes of one model, each made when a block first needs it (which takes minutes on a CPU), or all
     :meth:`prepare`-d.
+
+    Args:
+        start: opens a session on the model with a prompt.
     """
 
-    def __init__(self, runner: "TargetRunner") -> None:
-        self.runner = runner
+    def __init__(self, model: LoadedModel, start: Callable[[Sequence[int]], Session]) -> None:
+        self.model, self._start = model, start
         #: By number of tokens; None where compiling failed.
         self.programs: dict[int, Callable | None] = {}
         #: Why it failed, by number of tokens.
         self.failures: dict[int, str] = {}
         self.lengths: Sequence[int] = LENGTHS
-        self._layout: Layout | None = None
+        self._tensors: TensorLayout | None = None
 
-    def forward(self, cache: Any, block: Sequence[int], position: int, uncompiled: Callable[[], Tensor]) -> Tensor:
-        """Logits ``[T, vocab]`` of a recorded pass, which leaves the cache as ``uncompiled()`` does."""
-        size = next((length for length in self.lengths if length >= len(block)), 0)
+    def run(self, cache: RollbackCache, block: Block) -> PassOutput:
+        """A recorded pass, which leaves the cache as the uncompiled one does."""
+        position, tokens = cache.length + cache.pending, block.width
+        size = next((length for length in self.lengths if length >= tokens), 0)
         known = size in self.programs
         if (
             not size
             or (known and self.programs[size] is None)
-            or not isinstance(cache, RollbackCache)
+            or not block.is_chain
             # A first pass makes buffers, windows and states.
             or not position
             or cache.groups is None
             or len(cache.advanced) != len(cache.groups)
-            or position + size > self.runner.max_length
+            or position + size > self.model.max_length
         ):
-            return uncompiled()
+            return self.model.run(cache, block)
         if not known:
-            return self._compile(cache, block, position, size, uncompiled)
-        layout = self._layout
+            return self._compile(cache, block, position, size)
+        layout = self._tensors
         windows = layout.windows_of(cache)
-        padded = [*block, *block[-1:] * (size - len(block))]
-        logits, fresh, tapes = layout.split(self.programs[size](*layout.inputs(cache, windows, padded, position)))
+        outputs = self.programs[size](*layout.inputs(cache, windows, block.padded(size), position))
+        logits, fresh, tapes = layout.split(outputs)
         for group, window, new in zip(layout.windows, windows, fresh, strict=True):
-            grown = torch.cat([window, new[..., : len(block)]], -1)
+            grown = torch.cat([window, new[..., :tokens]], -1)
             for (layer, index), window in zip(group, grown.unbind(), strict=True):
                 cache.recurrent[layer].conv_states[index] = window
         for layer in cache.attention:
-            layer.length = position + len(block)
-        cache.gathered = [tape.part(0, len(block)) for tape in tapes] if len(block) < size else tapes
-        return logits[: len(block)]
+            layer.length = position + tokens
+        cache.gathered = [tape.part(0, tokens) for tape in tapes] if tokens < size else tapes
+        return PassOutput(logits[:, :tokens])
 
     def prepare(self, longest: int, tell: Callable[[str], object] = lambda text: None) -> None:
         """Makes the programs of blocks of up to ``longest`` tokens now, so that no measurement pays for it; longer
@@ -88,77 +92,58 @@ class CompiledPasses:
         Raises:
             UnsupportedLayerError: the model cannot be compiled, or computes something else then; says why.
         """
-        runner, hint = self.runner, "Leave out --compile (compile=True)."
-        if runner.rollback == "recompute":
+        model, hint = self.model, "Leave out --compile (compile=True)."
+        if model.rollback == "recompute":
             raise UnsupportedLayerError(
-                f"{runner.name} cannot be compiled: it runs with rollback 'recompute', and only 'tape' and 'slots' "
+                f"{model.name} cannot be compiled: it runs with rollback 'recompute', and only 'tape' and 'slots' "
                 f"can. {hint}"
             )
         enough = next((number for number, length in enumerate(LENGTHS, 1) if length >= longest), len(LENGTHS))
         self.lengths = LENGTHS[:enough]
-        tokens = [token % runner.vocab_size for token in range(1, LENGTHS[-1] + 2)]
+        tokens = [token % model.vocab_size for token in range(1, LENGTHS[-1] + 2)]
         for number, size in enumerate(self.lengths, 1):
             if size not in self.programs:
-                tell(f"compiling {runner.name}: block length {size}, {number} of {enough} (a minute or more when new)")
-                with warnings.catch_warnings(), runner.start(tokens) as session:
+                tell(f"compiling {model.name}: block length {size}, {number} of {enough} (a minute or more when new)")
+                with warnings.catch_warnings(), self._start(tokens) as session:
                     warnings.simplefilter("ignore")
                     session.verify(tokens[:size])
             if self.programs.get(size) is None:
                 reason = self.failures.get(size, "the cache is of another kind")
                 raise UnsupportedLayerError(
-                    f"{runner.name} cannot be compiled: a pass of {size} token{'s' * (size > 1)}: {reason}. {hint}"
+                    f"{model.name} cannot be compiled: a pass of {size} token{'s' * (size > 1)}: {reason}. {hint}"
                 )
 
-    def _compile(
-        self, cache: RollbackCache, block: Sequence[int], position: int, size: int, uncompiled: Callable[[], Tensor]
-    ) -> Tensor:
+    def _compile(self, cache: RollbackCache, block: Block, position: int, size: int) -> PassOutput:
         """An uncompiled pass, and beside it the program of this size, which must compute the same."""
         self.programs[size] = None
         try:
-            layout = self._layout or Layout.of(cache)
-            padded = [*block, *block[-1:] * (size - len(block))]
-            inputs = [x.clone() for x in layout.inputs(cache, layout.windows_of(cache), padded, position)]
+            layout = self._tensors or TensorLayout.of(cache)
+            inputs = [x.clone() for x in layout.inputs(cache, layout.windows_of(cache), block.padded(size), position)]
         except UnsupportedLayerError as error:
             self._warn(size, str(error))
-            return uncompiled()
-        logits = uncompiled()
+            return self.model.run(cache, block)
+        output, tokens = self.model.run(cache, block), block.width
         try:
             # Tensors of inference mode cannot be traced.
             with torch.inference_mode(False), torch.no_grad():
                 inputs = [x.clone() for x in inputs]
-                program = compiled(self.runner, layout, inputs)
+                program = compiled(self.model, layout, inputs)
                 ours, _, tapes = layout.split(program(*inputs))
         except Exception as error:
             self._warn(size, f"it cannot be compiled ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
-            return logits
-        ours, tapes = ours[: len(block)], [tape.part(0, len(block)) for tape in tapes]
-        expected = [logits, *pytree.tree_leaves(cache.gather(len(block)))]
+            return output
+        ours, tapes = ours[:, :tokens], [tape.part(0, tokens) for tape in tapes]
+        expected = [output.logits, *pytree.tree_leaves(cache.gather(tokens))]
         wrong = max(_difference(a, b) for a, b in zip([ours, *pytree.tree_leaves(tapes)], expected, strict=True))
-        if wrong > TOLERANCE.get(logits.dtype, HALF_TOLERANCE):
+        if wrong > TOLERANCE.get(output.logits.dtype, HALF_TOLERANCE):
             self._warn(size, f"its results are off by {wrong:.2g}")
         else:
-            self._layout, self.programs[size] = layout, program
-        return logits
+            self._tensors, self.programs[size] = layout, program
+        return output
 
     def _warn(self, size: int, reason: str) -> None:
         self.failures[size] = reason
-        warnings.warn(f"{self.runner.name}: a pass of {size} tokens runs uncompiled: {reason}.", stacklevel=2)
-
-
-def compile_ahead(
-    target: "TargetRunner", drafts: Iterable[Any], longest: int, tell: Callable[[str], object] = lambda text: None
-) -> None:
-    """:meth:`CompiledPasses.prepare` for a target that verifies up to ``longest`` drafted tokens, and for the drafts
-    that have a compiled model of their own; nothing where ``target`` was not asked to be compiled.
-    """
-    if target.compiled is None:
-        return
-    target.compiled.prepare(longest + 1, tell)
-    for draft in drafts:
-        passes = getattr(getattr(draft, "runner", None), "compiled", None)
-        if passes is not None and passes is not target.compiled:
-            # Two tokens after a block that was accepted as a whole.
-            passes.prepare(2, tell)
+        warnings.warn(f"{self.model.name}: a pass of {size} tokens runs uncompiled: {reason}.", stacklevel=2)
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
@@ -167,7 +152,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 @dataclass
-class Layout:
+class TensorLayout:
     """Which tensor of a flat list is what. Inputs: token ids ``[1, T]``, the position of the first, the first position
     of each attention buffer, keys and values, windows, states; outputs: logits, fresh inputs of the windows, tapes.
     Windows, states and tapes are stacked over layers of one shape, which go by their index among the recurrent ones.
@@ -179,7 +164,7 @@ class Layout:
     tapes: pytree.TreeSpec | None = None
 
     @classmethod
-    def of(cls, cache: RollbackCache) -> "Layout":
+    def of(cls, cache: RollbackCache) -> "TensorLayout":
         """Raises :class:`UnsupportedLayerError` for layers that keep anything else."""
         windows: dict[tuple, list[tuple[int, int]]] = {}
         for number, layer in enumerate(cache.recurrent):
@@ -199,13 +184,13 @@ class Layout:
             for group in self.windows
         ]
 
-    def inputs(self, cache: RollbackCache, windows: list[Tensor], ids: list[int], position: int) -> list[Tensor]:
+    def inputs(self, cache: RollbackCache, windows: list[Tensor], block: Block, position: int) -> list[Tensor]:
         for layer in cache.attention:
-            layer.room(layer.buffer.keys, layer.buffer.values, position + len(ids))
+            layer.room(layer.buffer.keys, layer.buffer.values, position + block.width)
         buffers = [layer.buffer for layer in cache.attention]
         kernels = [cache.recurrent[group[0][0]].conv_states.kernels[group[0][1]] for group in self.windows]
         return [
-            torch.tensor([ids]),
+            block.tokens,
             torch.tensor(position),
             torch.tensor([buffer.start for buffer in buffers], dtype=torch.long),
             *(buffer.keys for buffer in buffers),
@@ -218,9 +203,9 @@ class Layout:
         end = 1 + len(self.windows)
         return outputs[0], list(outputs[1:end]), pytree.tree_unflatten(list(outputs[end:]), self.tapes)
 
-    def run(self, runner: "TargetRunner", ids: Tensor, position: Tensor, starts: Tensor, *rest: Tensor) -> list[Tensor]:
+    def run(self, model: LoadedModel, ids: Tensor, position: Tensor, starts: Tensor, *rest: Tensor) -> list[Tensor]:
         """A pass of the model as a function of tensors."""
-        twin = RollbackCache(runner.config)
+        twin = RollbackCache(model.config)
         layers, past = twin.recurrent, iter(rest)
         keys, values, windows = (list(islice(past, len(x))) for x in (twin.attention, twin.attention, self.windows))
         for number, layer in enumerate(twin.attention):
@@ -232,8 +217,9 @@ class Layout:
                 layers[number].has_previous_state[index] = layers[number].is_conv_states_initialized[index] = True
         twin.groups = [[layers[number] for number in group] for group in self.states]
         twin.give(tuple(past))
-        with recording("verify"):
-            logits = runner.call(ids, twin, position).logits[0]
+        block = Block.rows_of(ids, position)
+        with recording("verify", block):
+            logits = model.call(block, twin).logits
         tapes, self.tapes = pytree.tree_flatten(twin.gather(ids.shape[1]))
         fresh = [
             torch.stack([layers[number].conv_states.get(index)[..., -ids.shape[1] :] for number, index in group])
@@ -253,12 +239,12 @@ def see_whole_buffer(layer: AttentionLayer, buffer: KeyValueBuffer, position: Te
         buffer.values.index_copy_(-2, columns, values)
         return buffer.keys, buffer.values
 
-    layer._use(buffer)
+    layer.use(buffer)
     layer.length, layer.update = position, update
     layer.get_mask_sizes = lambda query_length: (buffer.keys.shape[-2], start)
 
 
-def compiled(runner: "TargetRunner", layout: Layout, inputs: list[Tensor]) -> Callable:
+def compiled(model: LoadedModel, layout: TensorLayout, inputs: list[Tensor]) -> Callable:
     """The program for such inputs, whatever the sizes of the attention buffers."""
     # Imports that take a while.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -276,5 +262,5 @@ def compiled(runner: "TargetRunner", layout: Layout, inputs: list[Tensor]) -> Ca
 
     fakes = [fake(number, x) for number, x in enumerate(inputs)]
     with mode:
-        graph = make_fx(lambda *tensors: layout.run(runner, *tensors))(*fakes)
+        graph = make_fx(lambda *tensors: layout.run(model, *tensors))(*fakes)
     return torch._inductor.compile(graph, fakes)

@@ -24,7 +24,8 @@ from transformers.models.auto.modeling_auto import (
 from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.hooks.adapters import RECURRENCES
 from hybridspec.hooks.mixers import MIXERS
-from hybridspec.runtime.runner import CACHE_ARGUMENTS, RollbackMode
+from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
+from hybridspec.runtime.runner import RollbackMode
 from hybridspec.state.layers import RecurrentLayer, rollback_layers
 
 MODES: tuple[str, ...] = tuple(mode for mode in get_args(RollbackMode) if mode != "auto")

@@ -1,47 +1,35 @@
 """TargetRunner: a transformers model whose sequences can take tokens back. Targets and drafts run on the same class."""
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hybridspec.errors import ContextLengthError, InputError, ModelLoadError, UnsupportedLayerError
-from hybridspec.hooks import adapters, mixers
+from hybridspec.hooks import mixers
 from hybridspec.runtime.compiled import CompiledPasses
+from hybridspec.runtime.model import LoadedModel
+from hybridspec.runtime.model_facts import check_tape
 from hybridspec.runtime.packed import PackedWeights
 from hybridspec.runtime.selftest import check_rollback
 from hybridspec.runtime.session import Session, flat_ids
+from hybridspec.state.base import PassOutput, SequenceCache
+from hybridspec.state.block import Block
 from hybridspec.state.cache import RollbackCache
-from hybridspec.state.layers import RecurrentLayer
-from hybridspec.state.pass_context import Purpose, recording
-from hybridspec.state.recompute import RecomputeCache
+from hybridspec.state.recompute import RecomputeCache, RecomputeOnOurLayers
 
 RollbackMode = Literal["auto", "tape", "slots", "recompute"]
-#: See :attr:`hybridspec.runtime.session.Session.observers`.
-Observer = Callable[[int, Tensor], None]
-
-#: What the argument is called that carries a model's past, by age of transformers and model.
-CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
-UNLIMITED = (0.0, float("inf"))
 #: Models that passed the self-test: rollback mode -> whether they must be fed one token at a time.
 _CHECKED: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
 
 
-class TargetRunner:
+class TargetRunner(LoadedModel):
     """Runs one model; :meth:`start` opens a sequence on it.
 
     Args:
@@ -75,28 +63,11 @@ class TargetRunner:
         check_mode(rollback)
         if compile and packed:
             raise InputError("compiled passes do not use packed weights: choose one of them (--compile, --packed)")
-        if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-            raise InputError(f"a TargetRunner runs a transformers model, not a {type(model).__name__}")
+        super().__init__(model, tokenizer, path.name if path else None)
         #: As asked for; :attr:`rollback` is what it came to.
         self.requested_rollback = rollback
         self.compiled: CompiledPasses | None = None
-        self.packed: PackedWeights | None = None
-        self.model = model.eval()
-        self.tokenizer = tokenizer
-        self.config = model.config.get_text_config(decoder=True)
         self.path = path
-        self.name = path.name if path else self.config.model_type
-        self.vocab_size: int = self.config.vocab_size
-        self.max_length: int = getattr(self.config, "max_position_embeddings", None) or 2**31
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_argument = next((name for name in CACHE_ARGUMENTS if name in parameters), "")
-        if not self._cache_argument:
-            raise UnsupportedLayerError(f"{type(model).__name__} takes no cache, so it cannot go on with a sequence.")
-        self._takes_positions = "position_ids" in parameters
-        #: Nemotron-H and Zamba2 clamp time steps in their many-token path, which decoding does not.
-        self.clamps_steps = clamps_steps(model)
-        #: A model that continues wrongly from its own cache with more than one token: feed it one at a time.
-        self.one_by_one = adapters.starts_from_zeros(model)
         #: The model's own past cannot be continued at all, or not for several sessions: ours serves ``recompute`` too.
         self._needs_our_cache = bool(mixers.attach(model))
         self.rollback: RollbackMode = "tape" if rollback == "auto" else rollback
@@ -109,7 +80,7 @@ class TargetRunner:
                 self._fall_back(error)
         self.check(fall_back=rollback == "auto")
         # Set behind the self-test, which is of the model itself.
-        self.compiled = CompiledPasses(self) if compile else None
+        self.compiled = CompiledPasses(self, self.start) if compile else None
         self.packed = PackedWeights(self.model) if packed else None
 
     def _fall_back(self, error: UnsupportedLayerError) -> None:
@@ -207,87 +178,19 @@ class TargetRunner:
             raise
         return session
 
-    def new_cache(self) -> RollbackCache | RecomputeCache:
-        if self.rollback == "recompute":
-            return RecomputeCache(RollbackCache(self.config) if self._needs_our_cache else None)
-        return RollbackCache(self.config, slots=self.rollback == "slots")
+    def new_cache(self) -> SequenceCache:
+        if self.rollback != "recompute":
+            return RollbackCache(self.config, slots=self.rollback == "slots")
+        if self._needs_our_cache:
+            return RecomputeOnOurLayers(self.config)
+        return RecomputeCache(self.one_by_one, self.clamps_steps)
 
-    def forward(
-        self,
-        cache: Any,
-        block: Sequence[int],
-        position: int,
-        last_only: bool = False,
-        observers: Sequence[Observer] = (),
-    ) -> Tensor:
-        """Logits ``[T, vocab]`` of a block that starts at ``position``, or ``[1, vocab]`` of its last token."""
-        return self._call(cache, block, position, last_only, observers).logits[0]
-
-    def verify(self, cache: Any, block: Sequence[int], position: int) -> Tensor:
-        """The same, compiled where that was asked for and works."""
+    def verify(self, cache: Any, block: Block) -> PassOutput:
+        """One forward pass over a block whose tokens may be taken back, compiled where that was asked for and works."""
         if self.compiled is None:
-            return self.forward(cache, block, position)
+            return self.run(cache, block)
         with torch.inference_mode():
-            return self.compiled.forward(cache, block, position, lambda: self.forward(cache, block, position))
-
-    def forward_natively(
-        self,
-        cache: RecomputeCache,
-        block: Sequence[int],
-        position: int,
-        purpose: Purpose = "verify",
-        observers: Sequence[Observer] = (),
-    ) -> Tensor:
-        """The same on what the model itself keeps, which it returns anew."""
-        if isinstance(cache.cache, RollbackCache):
-            with recording("advance"):
-                logits = self.forward(cache.cache, block, position, purpose == "prefill", observers)
-                cache.cache.commit_prefill(len(block))
-            return logits
-        single = (self.one_by_one and position > 0) or (self.clamps_steps and purpose == "verify")
-        logits = []
-        for start in range(0, len(block), 1 if single else len(block)):
-            part = block[start : start + 1] if single else block
-            output = self._call(cache.cache, part, position + start, purpose == "prefill", observers)
-            cache.cache = getattr(output, self._cache_argument)
-            logits.append(output.logits[0])
-        return torch.cat(logits)
-
-    @torch.inference_mode()
-    def _call(
-        self, cache: Any, block: Sequence[int], position: int, last_only: bool, observers: Sequence[Observer] = ()
-    ) -> Any:
-        options: dict[str, Any] = {"logits_to_keep": 1} if last_only else {}
-        ids = torch.tensor([block], device=self.device)
-        told = observed(self.model, position, observers) if observers else nullcontext()
-        with told, self.packed.active() if self.packed else nullcontext():
-            return self.call(ids, cache, position, **options)
-
-    def call(self, ids: Tensor, cache: Any = None, position: int = 0, **options: Any) -> Any:
-        """transformers' own output for token ids ``[B, T]`` that start at ``position``, gradients included."""
-        if self._takes_positions:
-            # Left to themselves, some models restart at 0 for every block.
-            positions = torch.arange(ids.shape[1], device=ids.device) + position
-            options["position_ids"] = positions.unsqueeze(0).expand(len(ids), -1)
-        if cache is not None:
-            options[self._cache_argument] = cache
-        return self.model(input_ids=ids, use_cache=True, **options)
-
-    @property
-    def layers(self) -> Sequence[nn.Module]:
-        """The decoder's layers in order.
-
-        Raises:
-            UnsupportedLayerError: it does not run a plain list of them.
-        """
-        layers = decoder_layers(self.model, self.config.num_hidden_layers)
-        if not layers:
-            raise UnsupportedLayerError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers")
-        return layers
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+            return self.compiled.run(cache, block)
 
     @property
     def fingerprint(self) -> str:
@@ -297,78 +200,6 @@ class TargetRunner:
         if self.path is None:
             return f"{self.name}@{id(self.model)}"
         return folder_fingerprint(self.path)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds at its start.
-
-        Raises:
-            InputError: the text is empty or gives no token.
-        """
-        if not text.strip():
-            raise InputError("the prompt is empty: give some text")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            character = f"U+{ord(text[error.start]):04X} at character {error.start}"
-            raise InputError(f"the prompt holds half a surrogate pair ({character}), which is no text") from error
-        tokens = self.tokenizer(text)["input_ids"]
-        if not tokens:
-            raise InputError(f"the prompt {text!r} gives no token with the tokenizer of {self.name}")
-        return tokens
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """End-of-sequence ids of the generation config, or else of the model's config."""
-        generation = getattr(self.model, "generation_config", None)
-        value = getattr(generation, "eos_token_id", None)
-        value = getattr(self.config, "eos_token_id", None) if value is None else value
-        return frozenset([] if value is None else [value] if isinstance(value, int) else value)
-
-
-@contextmanager
-def observed(model: nn.Module, position: int, observers: Sequence[Observer]) -> Iterator[None]:
-    """Hands the decoder's output ``[T, d]``, final norm included, to the observers."""
-
-    def tell(_: nn.Module, __: tuple, output: Any) -> None:
-        for observer in observers:
-            observer(position, output[0][0])
-
-    handle = model.get_decoder().register_forward_hook(tell)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def clamps_steps(model: nn.Module) -> bool:
-    """Whether the many-token path clamps time steps; the one-token path never does."""
-    return any(tuple(getattr(m, "time_step_limit", None) or UNLIMITED) != UNLIMITED for m in model.modules())
-
-
-def check_tape(model: nn.Module, config: PreTrainedConfig) -> None:
-    """Wraps the recurrences of ``model``.
-
-    Raises:
-        UnsupportedLayerError: a layer keeps its past in a way that is not known here; names its index and class.
-    """
-    cache = RollbackCache(config)
-    modules = adapters.attach(model)
-    if not getattr(model, "_is_stateful", False):
-        return
-    layers = decoder_layers(model, len(cache.layers))
-    for index, (kept, layer) in enumerate(zip(cache.layers, layers, strict=False)):
-        # A stateful model without a recurrent cache layer keeps its state elsewhere.
-        suspect = isinstance(kept, RecurrentLayer) or not cache.recurrent
-        if suspect and not any(type(m).__module__ in modules for m in layer.modules()):
-            raise UnsupportedLayerError(
-                f"layer {index} ({type(layer).__name__} of {config.model_type!r}) has a recurrence that is not known "
-                "here, so its tokens cannot be taken back. Use rollback='recompute'."
-            )
-
-
-def decoder_layers(model: nn.Module, count: int) -> Sequence[nn.Module]:
-    """The ``count`` layers that the decoder runs one after the other; none if it has no such list."""
-    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count), ())
 
 
 def check_mode(rollback: str) -> None:

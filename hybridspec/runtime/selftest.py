@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, takewhile, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runtime.session import Session
+from hybridspec.runtime.model import LoadedModel
+from hybridspec.runtime.session import Session, SessionPass
+from hybridspec.state.block import Block
 from hybridspec.state.recompute import RecomputeCache
-
-if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
 
 #: Largest difference, relative to the spread of what is compared, that rounding explains. Over all families it stays
 #: under 6e-6 in fp32 and, unless most tokens get other experts, 0.08 in bf16; the mistakes of transformers' own
@@ -21,7 +20,7 @@ TOLERANCE = 2e-4
 HALF_TOLERANCE = 0.2
 
 
-class Step(NamedTuple):
+class SelfTestStep(NamedTuple):
     """So many tokens of a text are prefilled in the short or in the long form, or verified in blocks and committed.
 
     ``wrong`` tokens follow the last block, and blocks of nothing else follow that; all are taken back.
@@ -40,13 +39,13 @@ class Step(NamedTuple):
 #: A prefill; a partial and a full rejection, and several tokens after each; rejections with blocks pending, within the
 #: last and before it; a chunk in the long form on top of a state, short enough that the state is not forgotten in it.
 PLAN = (
-    Step(prefill=4),
-    Step(verify=(3,), wrong=(3,)),
-    Step(verify=(0,), wrong=(2,)),
-    Step(verify=(2, 1), wrong=(2,)),
-    Step(advance=5),
-    Step(verify=(2, 1), wrong=(1, 2)),
-    Step(verify=(3,)),
+    SelfTestStep(prefill=4),
+    SelfTestStep(verify=(3,), wrong=(3,)),
+    SelfTestStep(verify=(0,), wrong=(2,)),
+    SelfTestStep(verify=(2, 1), wrong=(2,)),
+    SelfTestStep(advance=5),
+    SelfTestStep(verify=(2, 1), wrong=(1, 2)),
+    SelfTestStep(verify=(3,)),
 )
 
 
@@ -56,7 +55,7 @@ class Difference(NamedTuple):
     allowed: float
 
 
-def check_rollback(runner: "TargetRunner") -> None:
+def check_rollback(runner: LoadedModel) -> None:
     """Walks through :data:`PLAN`, as far as the model's context goes, and compares at each step.
 
     The logits' reference is one pass over the text without a cache; that of the recurrent states a session that saw no
@@ -85,7 +84,7 @@ def check_rollback(runner: "TargetRunner") -> None:
             )
 
 
-def _differences(runner: "TargetRunner", plan: Sequence[Step], text: list[int]) -> Iterator[Difference]:
+def _differences(runner: LoadedModel, plan: Sequence[SelfTestStep], text: list[int]) -> Iterator[Difference]:
     half = runner.model.dtype.itemsize < 4
     tolerance = HALF_TOLERANCE if half else TOLERANCE
     with torch.inference_mode():
@@ -109,12 +108,12 @@ def _differences(runner: "TargetRunner", plan: Sequence[Step], text: list[int]) 
                 yield Difference("states", float(_relative(ours, theirs)), tolerance)
 
 
-def _take(session: Session, step: Step, text: list[int], wrong: Sequence[int] = ()) -> Tensor:
+def _take(session: Session, step: SelfTestStep, text: list[int], wrong: Sequence[int] = ()) -> Tensor:
     """Logits of the verified tokens of the text."""
     rest = iter(text[session.length :])
     session.prefill(list(islice(rest, step.prefill)))
     if step.advance:
-        session._advance(list(islice(rest, step.advance)))
+        session.advance(list(islice(rest, step.advance)))
     blocks = [list(islice(rest, tokens)) for tokens in step.verify]
     if wrong:
         blocks = [*blocks[:-1], blocks[-1] + text[: wrong[0]], *(text[:tokens] for tokens in wrong[1:])]
@@ -125,26 +124,23 @@ def _take(session: Session, step: Step, text: list[int], wrong: Sequence[int] = 
     return torch.cat(logits) if logits else torch.empty(0)
 
 
-def _decoded(runner: "TargetRunner", plan: Sequence[Step], text: list[int], whole: Tensor) -> Tensor:
+def _decoded(runner: LoadedModel, plan: Sequence[SelfTestStep], text: list[int], whole: Tensor) -> Tensor:
     """``whole`` with the logits that the model itself computes for verified tokens, one at a time."""
-    cache, position, decoded = RecomputeCache(), 0, whole.clone()
+    cache, position, decoded = RecomputeCache(runner.one_by_one, clamps_steps=True), 0, whole.clone()
     for step in plan:
         for purpose, tokens in (("prefill", step.prefill + step.advance), ("verify", sum(step.verify))):
             if tokens:
                 end = position + tokens
-                logits = runner.forward_natively(cache, text[position:end], position, purpose)
+                block = Block.chain(text[position:end], position, runner.device)
+                logits = cache.run(block, purpose, SessionPass(runner, position))[0]
                 decoded[end - len(logits) : end] = logits
                 position = end
     return decoded
 
 
 def _states(session: Session) -> list[Tensor]:
-    """Recurrent states that the cache exposes, where it does, each flat."""
-    cache = getattr(session.cache, "cache", session.cache)
-    # A static cache shows its layers where they are only when it needs to.
-    getattr(cache, "show", lambda: None)()
-    states = [getattr(layer, "recurrent_states", {}).get(0) for layer in getattr(cache, "layers", ())]
-    return [state.flatten() for state in states if state is not None]
+    """Recurrent states that the cache shows, each flat."""
+    return [state.flatten() for state in session.cache.recurrent_states()]
 
 
 def _relative(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -3,19 +3,23 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from operator import index
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from hybridspec.errors import ContextLengthError, InputError, SessionError
-from hybridspec.state.cache import RollbackCache
-from hybridspec.state.memory import recurrent_bytes
-from hybridspec.state.pass_context import Purpose, recording
-from hybridspec.state.recompute import RecomputeCache
+from hybridspec.runtime.model import LoadedModel
+from hybridspec.state.base import PassOutput, SequenceCache
+from hybridspec.state.block import Block
+from hybridspec.state.pass_context import Purpose, current
 
-if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
+#: Called in each forward pass with the position of its first token and the hidden states ``[T, d]`` that the head
+#: reads.
+Observer = Callable[[int, Tensor], None]
+#: Opened around a forward pass, which it may shorten.
+Watching = Callable[[], AbstractContextManager]
 
 #: Longest block that goes through the recorded short form; longer prefill chunks take transformers' own chunked form.
 SHORT_BLOCK = 32
@@ -40,14 +44,13 @@ class Session:
     A target and a draft use the same class.
 
     Attributes:
-        observers: called in each forward pass with the position of its first token and the hidden states ``[T, d]``
-            that the model's head reads. For strategies that draft from them.
+        observers: told the hidden states of each pass, for strategies that draft from them.
     """
 
-    def __init__(self, runner: "TargetRunner") -> None:
+    def __init__(self, runner: LoadedModel) -> None:
         self.runner = runner
-        self.observers: list[Callable[[int, Tensor], None]] = []
-        self._cache: RollbackCache | RecomputeCache | None = runner.new_cache()
+        self.observers: list[Observer] = []
+        self._cache: SequenceCache | None = runner.new_cache()
         # What the cache was fed: its committed tokens come first, then its pending ones.
         self._fed: list[int] = []
 
@@ -64,7 +67,7 @@ class Session:
         self.observers = []
 
     @property
-    def cache(self) -> "RollbackCache | RecomputeCache":
+    def cache(self) -> SequenceCache:
         if self._cache is None:
             raise SessionError("this session is closed: start a new one")
         return self._cache
@@ -86,10 +89,8 @@ class Session:
 
     @property
     def recurrent_bytes(self) -> int:
-        """Bytes that recurrent states and convolution windows take now, with whatever a pending block adds to them (its
-        tape, a state per token, or a copy of the cache). Keys and values of attention do not count.
-        """
-        return recurrent_bytes([self.cache])
+        """See :attr:`hybridspec.state.base.SequenceCache.recurrent_bytes`."""
+        return self.cache.recurrent_bytes
 
     def prefill(self, tokens: Sequence[int], chunk: int = 512) -> None:
         """Feeds and commits tokens without looking at their logits, ``chunk`` at a time (bounded memory).
@@ -107,22 +108,18 @@ class Session:
             size = len(tokens) if chunk > 1 and len(tokens) == chunk + 1 else chunk
             part, tokens = tokens[:size], tokens[size:]
             if len(part) > SHORT_BLOCK:
-                self._advance(part)
+                self.advance(part)
             else:
                 self._feed(part, "prefill")
                 self.commit(len(part))
 
-    def _advance(self, part: list[int]) -> None:
-        """A chunk of a prefill in transformers' own many-token form, which leaves no tape."""
-        if isinstance(self.cache, RecomputeCache):
-            self._feed(part, "prefill")
-            self.commit(len(part))
-            return
-        with self._intact(part) as position, recording("advance"):
-            self.runner.forward(self.cache, part, position, last_only=True, observers=self.observers)
-            self.cache.commit_prefill(len(part))
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Feeds and commits tokens of a prompt in transformers' own many-token form, which leaves no tape."""
+        tokens = self._checked(tokens)
+        with self._intact(tokens) as position:
+            self.cache.advance(Block.chain(tokens, position, self.runner.device), self._pass(position))
 
-    def verify(self, block: Sequence[int], watching: Callable[[], AbstractContextManager] = nullcontext) -> Tensor:
+    def verify(self, block: Sequence[int], watching: Watching = nullcontext) -> Tensor:
         """Logits ``[len(block), vocab]`` after each token of the block; nothing is kept before :meth:`commit`.
 
         Blocks add up: after two calls without a commit both are pending.
@@ -144,12 +141,8 @@ class Session:
         cache = self.cache
         if not 0 <= keep <= cache.pending:
             raise SessionError(f"cannot keep {keep} of {cache.pending} pending tokens")
-        kept = self._fed[cache.length : cache.length + keep]
         with self._intact():
-            complete = cache.commit(keep) is not False
-        if not complete:
-            self._feed(kept)
-            self.commit(keep)
+            cache.commit([range(keep)], self._pass(cache.length))
 
     def snapshot(self) -> "Mark":
         """A mark that this session can :meth:`restore`, any number of times. Commit first."""
@@ -173,29 +166,17 @@ class Session:
                 self._fed = tokens
             raise
 
-    def _feed(
-        self,
-        block: Sequence[int],
-        purpose: Purpose = "verify",
-        watching: Callable[[], AbstractContextManager] = nullcontext,
-    ) -> Tensor:
+    def _feed(self, tokens: list[int], purpose: Purpose = "verify", watching: Watching = nullcontext) -> Tensor:
         """A forward pass whose tokens stay pending."""
-        with self._intact(block) as position:
-            cache = self.cache
-            cache.begin_block()
-            if isinstance(cache, RecomputeCache):
-                logits = self.runner.forward_natively(cache, block, position, purpose, self.observers)
-            else:
-                with recording(purpose), watching():
-                    if purpose == "verify" and watching is nullcontext and not self.observers:
-                        logits = self.runner.verify(cache, block, position)
-                    else:
-                        last_only = purpose == "prefill"
-                        logits = self.runner.forward(cache, block, position, last_only, self.observers)
-            kept = len(logits) if watching is not nullcontext else len(block)
-            self._fed = self._fed[: position + kept]
-            cache.end_block(kept, len(block) - kept)
+        with self._intact(tokens) as position:
+            block = Block.chain(tokens, position, self.runner.device)
+            logits = self.cache.feed(block, purpose, self._pass(position, watching))[0]
+            # A pass that was cut short took in fewer tokens.
+            self._fed = self._fed[: self.cache.length + self.cache.pending]
         return logits
+
+    def _pass(self, position: int, watching: Watching = nullcontext) -> "SessionPass":
+        return SessionPass(self.runner, position, tuple(self.observers), watching)
 
     @contextmanager
     def _intact(self, block: Sequence[int] = ()) -> Iterator[int]:
@@ -226,6 +207,33 @@ class Session:
     def __repr__(self) -> str:
         state = "closed" if self._cache is None else f"{self.length} tokens, {self.cache.pending} pending"
         return f"Session({state})"
+
+
+@dataclass
+class SessionPass:
+    """Runs a session's model on what the session holds; see :class:`hybridspec.state.base.Forward`.
+
+    Attributes:
+        position: of the next token to run.
+    """
+
+    model: LoadedModel
+    position: int
+    observers: Sequence[Observer] = ()
+    watching: Watching = nullcontext
+
+    @property
+    def observed(self) -> bool:
+        return bool(self.observers) or self.watching is not nullcontext
+
+    def __call__(self, cache: Any, block: Block, last_only: bool = False) -> PassOutput:
+        now, position = current.get(), self.position
+        self.position += block.width
+        with self.watching():
+            if now is not None and now.purpose == "verify" and not self.observed:
+                return self.model.verify(cache, block)
+            told = [partial(observer, position) for observer in self.observers]
+            return self.model.run(cache, block, last_only, told)
 
 
 @dataclass(frozen=True)

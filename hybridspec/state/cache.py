@@ -13,8 +13,11 @@ from transformers.cache_utils import Cache
 
 from hybridspec.errors import SessionError, UnsupportedLayerError
 from hybridspec.recurrence.tape import join, rollback, stack
+from hybridspec.state.base import Forward, SequenceCache, states_of
+from hybridspec.state.block import Block, Paths, kept_prefix
 from hybridspec.state.cache_class import accepted
 from hybridspec.state.layers import GROWTH, AttentionLayer, LayerState, RecurrentLayer, rollback_layers
+from hybridspec.state.pass_context import Purpose, recording
 
 #: Recurrent states of all layers of one shape, stacked on a leading axis; one entry for each shape.
 Stacked = tuple[Tensor | None, ...]
@@ -32,7 +35,7 @@ class Committed:
     layers: tuple[LayerState, ...]
 
 
-class RollbackCache(Cache):
+class RollbackCache(Cache, SequenceCache):
     """Cache of one sequence (or a batch of equal length) with exact rollback of pending tokens.
 
     Args:
@@ -71,8 +74,12 @@ class RollbackCache(Cache):
 
     @property
     def length(self) -> int:
-        """Number of committed tokens."""
         return self._committed.length
+
+    @property
+    def tapes(self) -> list[list[tuple]]:
+        """What pending blocks left: for each block, one tape for each group of layers."""
+        return self._blocks
 
     def _take_in_layers(self) -> None:
         """Sorts the layers; a looping model appends some of its own in its first forward pass."""
@@ -96,8 +103,23 @@ class RollbackCache(Cache):
         except UnsupportedLayerError as error:
             raise UnsupportedLayerError(f"layer {layer_idx}: {error}. Use rollback='recompute'.") from None
 
+    def feed(self, block: Block, purpose: Purpose, forward: Forward) -> Tensor:
+        self.begin_block()
+        with recording(purpose, block):
+            logits = forward(self, block, last_only=purpose == "prefill").logits
+        stayed = logits.shape[1] if purpose == "verify" else block.width
+        self.end_block(stayed, block.width - stayed)
+        return logits
+
+    def advance(self, block: Block, forward: Forward) -> None:
+        with recording("advance", block):
+            forward(self, block, last_only=True)
+        self.commit_prefill(block.width)
+
     def begin_block(self) -> None:
-        """Call before each recorded forward pass: brings the states up to date with earlier pending blocks."""
+        """Brings the states up to date with earlier pending blocks: call it before each recorded forward pass that does
+        not come from :meth:`feed`.
+        """
         if self._blocks:
             last = self._blocks[-1]
             states = self.advanced or (None,) * len(last)
@@ -124,7 +146,7 @@ class RollbackCache(Cache):
         return self.gathered
 
     def end_block(self, tokens: int, dropped: int = 0) -> None:
-        """Call after each recorded forward pass of ``tokens`` tokens.
+        """Call after each such pass of ``tokens`` tokens.
 
         A pass that was cut short between layers ``dropped`` more, and layers that saw those forget them.
         """
@@ -151,10 +173,8 @@ class RollbackCache(Cache):
             states = tuple(rollback(s, t.part(i, i + 1), 1) for s, t in zip(states, self._blocks[-1], strict=True))
             self._slots.append(states)
 
-    def commit(self, keep: int) -> None:
-        """Keeps the first ``keep`` pending tokens and takes the others back."""
-        if not 0 <= keep <= self.pending:
-            raise SessionError(f"cannot keep {keep} of {self.pending} pending tokens")
+    def commit(self, paths: Paths, forward: Forward | None = None) -> None:
+        keep = kept_prefix(paths, self.pending)
         if keep:
             self._settle(keep, self.pending - keep, self._states_after(keep), own=self.pending > GROWTH)
         self.abort()
@@ -187,7 +207,6 @@ class RollbackCache(Cache):
         self._committed = Committed(self.length + keep, states, layers)
 
     def abort(self) -> None:
-        """Drops everything pending, also after a forward pass or a commit that failed half way."""
         self._take_in_layers()
         committed = self._committed
         self.pending = 0
@@ -210,7 +229,6 @@ class RollbackCache(Cache):
                 layer.set_state(state)
 
     def snapshot(self) -> Committed:
-        """The committed position, protected from being written over."""
         if self.pending:
             raise SessionError("commit the pending block before taking a snapshot")
         for state in self._committed.layers:
@@ -224,6 +242,9 @@ class RollbackCache(Cache):
     def restore(self, mark: Committed) -> None:
         self._committed = mark
         self.abort()
+
+    def recurrent_states(self) -> list[Tensor]:
+        return states_of(self.layers)
 
 
 def grouped(layers: list[RecurrentLayer], shapes: list[tuple[int, ...]]) -> list[list[RecurrentLayer]]:

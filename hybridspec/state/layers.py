@@ -71,7 +71,7 @@ class AttentionLayer(DynamicLayer):
     def room(self, keys: Tensor, values: Tensor, end: int) -> KeyValueBuffer:
         """The buffer, with room up to position ``end`` for such keys and values and nothing protected in the way."""
         if self.buffer is None or end > self.buffer.end or self.length < self.buffer.protected:
-            self._use(self._larger(keys, values, end))
+            self.use(self._larger(keys, values, end))
         return self.buffer
 
     def _first_seen(self, position: int) -> int:
@@ -90,7 +90,7 @@ class AttentionLayer(DynamicLayer):
             fresh.values[..., : self.length - start, :] = self.buffer.values[..., old, :]
         return fresh
 
-    def _use(self, buffer: KeyValueBuffer | None) -> None:
+    def use(self, buffer: KeyValueBuffer | None) -> None:
         self.buffer = buffer
         self.is_initialized = buffer is not None
         self.keys, self.values = (None, None) if buffer is None else (buffer.keys, buffer.values)
@@ -113,7 +113,7 @@ class AttentionLayer(DynamicLayer):
 
     def go_to(self, state: LayerState, length: int) -> None:
         if state.buffer is not self.buffer:
-            self._use(state.buffer)
+            self.use(state.buffer)
         self.length = self.committed = length
 
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import CacheLayerMixin
 
+from hybridspec.state.block import Block
 from hybridspec.state.layers import KeyValueBuffer
 
 
@@ -19,7 +20,7 @@ def recurrent_bytes(roots: Iterable[object]) -> int:
     todo = list(roots)
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, nn.Module | PreTrainedConfig | KeyValueBuffer | type):
+        if id(item) in seen or isinstance(item, nn.Module | PreTrainedConfig | KeyValueBuffer | Block | type):
             continue
         if isinstance(item, CacheLayerMixin) and not hasattr(item, "conv_states"):
             continue

@@ -1,4 +1,5 @@
-"""What a forward pass leaves behind while one of our sessions records it: tapes, and which layer they belong to.
+"""The pass that is running while one of our sessions records it: its block, the tapes that it leaves behind, and which
+layer they belong to.
 
 transformers hands a mixer's state to its recurrence function without saying whose it is. The dictionaries that the
 cache layers keep their states in note every read, so the function that runs next knows.
@@ -13,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hybridspec.state.block import Block
+
 #: ``verify``: a block whose tokens may be taken back. ``prefill``: the same, with the quirks of a model's many-token
 #: path (clamped time steps). ``advance``: a long chunk that is kept, without a tape.
 Purpose = Literal["verify", "prefill", "advance"]
@@ -24,7 +27,7 @@ class States(dict):
     def __init__(self, count: int) -> None:
         super().__init__(dict.fromkeys(range(count)))
         self.tapes: list[Any] = []
-        #: Where a kernel may write the state after the block, if it can; see :meth:`Recording.take_final`.
+        #: Where a kernel may write the state after the block, if it can; see :meth:`PassContext.take_final`.
         self.final: Tensor | None = None
 
     def __getitem__(self, index: int) -> Tensor | None:
@@ -59,10 +62,15 @@ class Windows(dict):
 
 
 @dataclass
-class Recording:
-    """One forward pass of one session."""
+class PassContext:
+    """One forward pass of one session.
+
+    Attributes:
+        block: what passes; None where transformers' own ``generate`` runs the model.
+    """
 
     purpose: Purpose
+    block: Block | None = None
     #: States and window that were read last: they belong to the mixer that is running.
     states: States | None = None
     window: tuple[Windows, int] | None = None
@@ -81,13 +89,13 @@ class Recording:
         return tapes
 
 
-current: ContextVar[Recording | None] = ContextVar("hybridspec_recording", default=None)
+current: ContextVar[PassContext | None] = ContextVar("hybridspec_recording", default=None)
 
 
 @contextmanager
-def recording(purpose: Purpose = "verify") -> Iterator[Recording]:
+def recording(purpose: Purpose = "verify", block: Block | None = None) -> Iterator[PassContext]:
     """While it is open, wrapped recurrences serve a rollback cache (in this thread or task only)."""
-    now = Recording(purpose)
+    now = PassContext(purpose, block)
     token = current.set(now)
     try:
         yield now
