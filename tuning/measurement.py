@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybridspec.decoding.acceptance_counts import AcceptanceCounts
+from hybridspec.acceptance_counts import AcceptanceCounts
 from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.decision import against_plain, samples_table, speedup
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hybridspec.decoding.acceptance_counts import AcceptanceCounts
+from hybridspec.acceptance_counts import AcceptanceCounts
 
 
 @dataclass

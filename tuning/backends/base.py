@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hybridspec.decoding.acceptance_counts import AcceptanceCounts
+from hybridspec.acceptance_counts import AcceptanceCounts
 from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.tuning.configuration import Configuration
 
