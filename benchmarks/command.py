@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.grids import Grid
 from benchmarks.machine import ROOT, load_average, machine
-from benchmarks.tables import Grid
 from hybridspec.cli.consoles import table_console
 
 RESULTS = Path(__file__).resolve().parent / "results"

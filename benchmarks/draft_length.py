@@ -1,15 +1,17 @@
 """Draft-length rules on a stream whose predictability changes half-way, against the best fixed K of each half.
 
 The stream is the prompts of one embedded workload, then those of another. A rule is made once for each repetition and
-lives through the whole stream: it has to learn in the first half and to notice the second. Each prompt is prefilled
-once; then plain decoding, every fixed K and every rule run on it in turn, in an order that rotates from prompt to
-prompt. Ctrl-C ends it with the prompts that are done. A ratio to the best fixed K is paired by prompt and repetition,
-with a 90 % bootstrap interval; the best K of a half is picked afterwards by CPU time, so the best of several noisy
-numbers flatters it a little. CPU time is the steadier clock where a machine is shared.
+lives through the whole stream: it has to learn in the first half and to notice the second. On each prompt plain
+decoding, every fixed K and every rule take turns slice by slice, each from a prefill of its own. Ctrl-C ends it with
+the prompts that are done. A ratio to the best fixed K is paired by prompt and repetition, with a 90 % bootstrap
+interval; the best K of a half is picked afterwards by CPU time, so the best of several noisy numbers flatters it a
+little. CPU time is the steadier clock where a machine is shared.
 """
 
 import argparse
+import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -17,17 +19,19 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import command
-from benchmarks.tables import Grid, number, share, spread
+from benchmarks.grids import Grid, number, share, spread
 from hybridspec import embedded
 from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.step import Statistics
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.backends.base import Sample
-from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.decision import against_plain, speedup
-from hybridspec.tuning.timed_decoding import Pair, PreparedPrompt, Run
+from hybridspec.tuning.timed_decoding import PreparedPrompt, in_turn
 from hybridspec.tuning.workloads.encoding import encode_prompt
 from hybridspec.tuning.workloads.sources import choose_prompts, find_workload
 
@@ -35,7 +39,7 @@ PLAIN = "0"
 RULES = ("svip", "adaedl", "expected-gain", "bandit")
 CLOCKS = {"cpu": "cpu_seconds", "wall": "wall_seconds"}
 #: Way of decoding -> its runs of one half, repetition by repetition and prompt by prompt.
-Runs = dict[str, list[Run]]
+Runs = dict[str, list[TimedGeneration]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,18 +82,24 @@ def run_stream(
     stream = [(half, prompt) for half, chosen in prompts.items() for prompt in chosen]
     rules: dict[str, DraftLength] = {}
     todo = [(repeat, at) for repeat in range(options.repeats) for at in range(len(stream))]
+    order = random.Random(options.seed)
     try:
-        for turn, (_, at) in enumerate(track(todo, "prompts", console=console, disable=not console.is_terminal)):
+        for _, at in track(todo, "prompts", console=console, disable=not console.is_terminal):
             if at == 0:
                 rules = {name: make_length(name) for name in names}
             half, prompt = stream[at]
-            first = 5 * turn % len(names)
-            with PreparedPrompt(target, draft, prompt.id, encode_prompt(target, prompt), Sampling(), 0) as prepared:
-                runs = {name: prepared.run(rules[name], options.new_tokens) for name in names[first:] + names[:first]}
-            for name, run in runs.items():
-                halves[half][name].append(run)
+            tokens = encode_prompt(target, prompt)
+            with ExitStack() as stack:
+                running = []
+                for name, rule in rules.items():
+                    own = PreparedPrompt(target, None if name == PLAIN else draft, prompt.id, tokens, Sampling(), 0)
+                    running.append(stack.enter_context(own).begin(DecodeOptions(rule, options.new_tokens)))
+                generations = in_turn(running, order)
+            for name, generation in zip(rules, generations, strict=True):
+                halves[half][name].append(generation)
     except KeyboardInterrupt:
-        console.print(f"interrupted after {turn} of {len(todo)} prompts; what follows is about those")
+        done = sum(len(runs[PLAIN]) for runs in halves.values())
+        console.print(f"interrupted after {done} of {len(todo)} prompts; what follows is about those")
     return {half: runs for half, runs in halves.items() if runs[PLAIN]}
 
 
@@ -100,16 +110,15 @@ def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
     best = max(fixed, key=lambda name: speedup(to_plain[name], "cpu"))
     ways = {}
     for name, of_way in runs.items():
-        steps = [step for run in of_way for step in run.steps]
-        drafted, accepted = sum(s.drafted for s in steps), sum(s.accepted for s in steps)
+        counts = Statistics([step for run in of_way for step in run.steps]).counts
         to_best = paired(runs, best, name, ids)
         ways[name] = {
             "fixed": name in fixed,
             "best_fixed": name == best,
             "tokens": sum(len(run.tokens) for run in of_way),
-            "drafted_per_step": drafted / len(steps),
-            "acceptance_rate": accepted / drafted if drafted else None,
-            "acceptance_length": 1 + accepted / len(steps),
+            "drafted_per_step": counts.draft_length,
+            "acceptance_rate": counts.rate,
+            "acceptance_length": counts.length(),
             "outputs_that_differ": sum(a.tokens != b.tokens for a, b in zip(of_way, runs[PLAIN], strict=True)),
             **{
                 clock: {
@@ -130,7 +139,7 @@ def report(runs: Runs, ids: list[str]) -> dict[str, dict]:
 def paired(runs: Runs, base: str, name: str, ids: list[str]) -> list[Sample]:
     """The runs of ``name`` beside those of ``base`` on the same prompt in the same repetition."""
     return [
-        sample_of(Pair(ids[i % len(ids)], plain, other))
+        Sample.of(ids[i % len(ids)], plain, other)
         for i, (plain, other) in enumerate(zip(runs[base], runs[name], strict=True))
     ]
 

@@ -1,30 +1,34 @@
 """A sweep of K over the embedded workloads: transformers' generate, our plain and our speculative decoding.
 
-Every prompt runs each way in turn before the next prompt, prefill taken off; ratios are to our plain decoding of the
-same prompt, pooled per workload, with bootstrap intervals over prompts. Two efficiencies tell the loop's own overhead,
-measured / ideal speed-up: of the drafting and verifying that the loop clocks itself, and of bare passes that are
-clocked alone (plain step, draft pass of one token, target pass of each width, on the same prompts).
+Every K of ours decodes a prompt slice by slice in turn, and generate runs before or after them; prefill is taken off.
+Ratios are to our plain decoding of the same prompt, pooled per workload, with bootstrap intervals over prompts. Two
+efficiencies tell the loop's own overhead, measured / ideal speed-up: of the drafting and verifying that the loop clocks
+itself, and of bare passes that are clocked alone (plain step, draft pass of one token, target pass of each width, on
+the same prompts).
 """
 
 import argparse
 import random
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks import command
-from benchmarks.measured import HEADINGS, cells, row_of
-from benchmarks.tables import Grid, number, share
-from benchmarks.ways import Generate
+from benchmarks.decoders import Generate
+from benchmarks.grids import Grid, number, share
+from benchmarks.result_rows import HEADINGS, cells, row_of
 from hybridspec import embedded
+from hybridspec.decoding.draft_length import FixedLength
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.backends.base import Sample
-from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.cost_model import measure_verify
-from hybridspec.tuning.timed_decoding import Pair, PreparedPrompt, Run
+from hybridspec.tuning.timed_decoding import PreparedPrompt, in_turn
 from hybridspec.tuning.workloads.encoding import encode_prompt
 from hybridspec.tuning.workloads.sources import choose_prompts, find_workload
 
@@ -42,10 +46,10 @@ class Alone:
     draft: float
     verify: list[float]
 
-    def ideal_speedup(self, run: Run) -> float:
-        """Of the steps that the run took."""
-        passes = sum(step.drafted * self.draft + self.verify[step.drafted] for step in run.steps)
-        return len(run.tokens) * self.plain / passes
+    def ideal_speedup(self, generation: TimedGeneration) -> float:
+        """Of the steps that it took."""
+        passes = sum(step.drafted * self.draft + self.verify[step.drafted] for step in generation.steps)
+        return len(generation.tokens) * self.plain / passes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,26 +91,32 @@ def measure(
     order = random.Random(chosen.seed)
     for prompt in choose_prompts(find_workload(name).prompts, chosen.prompts):
         tokens = encode_prompt(target, prompt)
-        with PreparedPrompt(target, draft, prompt.id, tokens, Sampling(), chosen.seed) as prepared:
-            costs.append(alone(prepared, draft, chosen))
+        with ExitStack() as stack:
+            prepared = {
+                k: stack.enter_context(
+                    PreparedPrompt(target, draft if k else None, prompt.id, tokens, Sampling(), chosen.seed)
+                )
+                for k in (0, *chosen.k)
+            }
+            costs.append(alone(prepared[0], draft, chosen))
             for _ in range(chosen.repeats):
-                ways = [GENERATE, 0, *chosen.k]
-                order.shuffle(ways)
-                runs = {
-                    way: generated(generate, tokens, chosen.new_tokens)
-                    if way == GENERATE
-                    else prepared.run(way, chosen.new_tokens)
-                    for way in ways
-                }
-                plain = runs[0]
-                for way, run in runs.items():
-                    mismatches += run.tokens != plain.tokens
+                found: dict[str | int, TimedGeneration] = {}
+                for which in order.sample((GENERATE, "ours"), 2):
+                    if which == GENERATE:
+                        found[GENERATE] = generate.decode(tokens, chosen.new_tokens, 0)
+                        continue
+                    running = [p.begin(DecodeOptions(FixedLength(k), chosen.new_tokens)) for k, p in prepared.items()]
+                    found |= zip(prepared, in_turn(running, order), strict=True)
+                plain = found[0]
+                for way, generation in found.items():
+                    mismatches += generation.tokens != plain.tokens
+                    if not generation.timed_tokens:
+                        continue
                     label = way if way == GENERATE else f"K = {way}"
-                    sample = sample_of(Pair(prompt.id, plain, run))
-                    samples.setdefault(label, []).append(sample)
-                    if run.steps and way:
-                        measured = plain.wall_seconds / run.wall_seconds
-                        efficiencies.setdefault(label, []).append(measured / costs[-1].ideal_speedup(run))
+                    samples.setdefault(label, []).append(Sample.of(prompt.id, plain, generation))
+                    if generation.steps and way:
+                        measured = plain.wall_seconds / generation.wall_seconds
+                        efficiencies.setdefault(label, []).append(measured / costs[-1].ideal_speedup(generation))
     middle = lambda values: float(torch.tensor(values).quantile(0.5))  # noqa: E731
     return {
         "ways": {
@@ -126,13 +136,6 @@ def alone(prepared: PreparedPrompt, draft: SameArchitectureDraft, chosen: argpar
     with PreparedPrompt(draft.runner, None, prepared.id, prepared.tokens, Sampling(), 0) as drafting:
         _, (draft_pass,) = measure_verify(drafting, 0, repeats)
     return Alone(plain, draft_pass, verify)
-
-
-def generated(generate: Generate, tokens: list[int], new: int) -> Run:
-    """Its first token comes with the prefill: the time of the others, scaled to all."""
-    found = generate.decode(tokens, new, 0)
-    scale = len(found.tokens) / max(1, found.counted)
-    return Run(found.tokens, [], found.seconds * scale, found.cpu_seconds * scale)
 
 
 def tables(result: dict) -> list[Grid]:

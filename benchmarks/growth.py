@@ -22,10 +22,10 @@ from rich.console import Console
 from torch import nn
 
 from benchmarks import command
-from benchmarks.held import plane_bytes
+from benchmarks.grids import Grid, number, size, spread
 from benchmarks.intervals import ratio_of_medians, summary
-from benchmarks.tables import Grid, number, size, spread
-from benchmarks.transformers_model import Model
+from benchmarks.state_bytes import plane_bytes
+from benchmarks.transformers_model import TransformersModel
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.state.memory import recurrent_bytes
 
@@ -86,7 +86,7 @@ def build(sizes: Sizes) -> nn.Module:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
-class Ours:
+class SessionSteps:
     """Steps of our session; each is undone, so that the context stays."""
 
     def __init__(self, model: nn.Module, prompt: list[int], packed: bool = False) -> None:
@@ -111,11 +111,11 @@ class Ours:
         return {"state_bytes": state, "window_bytes": window, "held_bytes": held}
 
 
-class Naive:
+class CopiedCacheSteps:
     """The same on transformers' own cache: copy, verify, and what stays fed again if it is not all."""
 
     def __init__(self, model: nn.Module, prompt: list[int]) -> None:
-        self.model, self.length = Model(model), len(prompt) - 1
+        self.model, self.length = TransformersModel(model), len(prompt) - 1
         self.cache = self.model.dynamic_cache()
         for start in range(0, self.length, 512):
             self.model(prompt[start : min(start + 512, self.length)], self.cache, start, last_only=True)
@@ -139,11 +139,11 @@ def measure(sizes: Sizes, models: Callable[[Sizes], nn.Module], repeats: int, se
     prompt = rng.integers(3, VOCABULARY, sizes.context + 1).tolist()
     begun = time.perf_counter()
     model = models(sizes)
-    ways: dict[str, Ours | Naive] = {"ours": Ours(model, prompt)}
+    ways: dict[str, SessionSteps | CopiedCacheSteps] = {"ours": SessionSteps(model, prompt)}
     prefill = time.perf_counter() - begun
-    ways["naive"] = Naive(model, prompt)
+    ways["naive"] = CopiedCacheSteps(model, prompt)
     if packed:
-        ways["packed"] = Ours(model, prompt, packed=True)
+        ways["packed"] = SessionSteps(model, prompt, packed=True)
     times: dict[str, dict[str, list[float]]] = {
         way: {part: [] for part in ("plain", "verify", "full", "partial")} for way in ways
     }
@@ -182,7 +182,7 @@ def measure(sizes: Sizes, models: Callable[[Sizes], nn.Module], repeats: int, se
     }
 
 
-def packed_part(times: dict[str, dict[str, list[float]]], way: Ours, seed: int) -> dict:
+def packed_part(times: dict[str, dict[str, list[float]]], way: SessionSteps, seed: int) -> dict:
     """The verify passes on packed weights, beside plain steps of ours: one token never runs packed."""
     verify = times["packed"]["verify"]
     return {

@@ -6,13 +6,13 @@ second leave the prefill out. Outputs must equal ours token for token.
 
 from collections.abc import Sequence
 
-from benchmarks import side_by_side
-from benchmarks.contest import PEERS, Entry
-from benchmarks.measured import HEADINGS, cells
-from benchmarks.tables import Grid, spread
+from benchmarks import decoder_comparison
+from benchmarks.decoder_rounds import PEERS, Entry
+from benchmarks.grids import Grid, spread
+from benchmarks.result_rows import HEADINGS, cells
 
 ENTRIES = (
-    side_by_side.REFERENCE,
+    decoder_comparison.REFERENCE,
     Entry("ours, compiled"),
     Entry("generate"),
     Entry("generate, static cache"),
@@ -26,16 +26,16 @@ ENTRIES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = side_by_side.options("plain", __doc__, "--workload json --prompts 2 --save")
+    parser = decoder_comparison.options("plain", __doc__, "--workload json --prompts 2 --save")
     chosen = parser.parse_args(arguments)
-    return side_by_side.run(chosen, ENTRIES, tables)
+    return decoder_comparison.run(chosen, ENTRIES, tables)
 
 
 def tables(result: dict) -> list[Grid]:
     grid = Grid(
-        "Plain decoding of the embedded target: " + side_by_side.conditions(result),
+        "Plain decoding of the embedded target: " + decoder_comparison.conditions(result),
         ("", *HEADINGS[:4], "best of ours / this (90 %)", "outputs that differ"),
-        notes=side_by_side.notes(result),
+        notes=decoder_comparison.notes(result),
     )
     for label, row in result["ways"].items():
         ratio = result["ratios"].get(label)

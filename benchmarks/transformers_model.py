@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 
 
-class Model:
+class TransformersModel:
     """Loaded from a checkpoint folder, or a model that is there already."""
 
     def __init__(self, source: Path | nn.Module) -> None:

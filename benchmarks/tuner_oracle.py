@@ -18,14 +18,16 @@ from pathlib import Path
 import torch
 
 from benchmarks import command
-from benchmarks.tables import Grid, number
+from benchmarks.grids import Grid, number
 from hybridspec import embedded
-from hybridspec.tuning.backends.torch_backend import TorchBackend, sample_of
+from hybridspec.tuning.backends.base import Sample
+from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config import EMBEDDED_DRAFTS, RULES, StudySettings, TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import against_plain, speedup
 from hybridspec.tuning.run import Tuning
-from hybridspec.tuning.timed_decoding import Contender, Pair, PreparedPrompt, in_turn
+from hybridspec.tuning.timed_decoding import PreparedDecoding, PreparedPrompt, in_turn
+from hybridspec.tuning.workloads.encoding import EncodedPrompt
 
 
 def grid(backend: TorchBackend, configurations: Sequence[Configuration], order: random.Random) -> dict:
@@ -41,35 +43,21 @@ def rematch(
     if answer == oracle:
         return 1.0, (1.0, 1.0)
     bench, samples = backend.bench, []
-    rules = {c: bench.length(c) for c in (answer, oracle)}
+    options = {c: bench.options(c, backend.max_new_tokens) for c in (answer, oracle)}
     with ExitStack() as stack:
+
+        def prepared(c: Configuration, index: int, prompt: EncodedPrompt) -> PreparedDecoding:
+            draft = None if c.plain else bench.draft(c.draft)
+            seed = backend.seed + index
+            own = PreparedPrompt(bench.target, draft, prompt.id, prompt.tokens, backend.sampling, seed)
+            return PreparedDecoding(stack.enter_context(own), options[c])
+
         # Each has prompts of its own: both may use one draft, and a prepared prompt decodes one thing at a time.
-        rounds = [
-            [
-                Contender(
-                    stack.enter_context(
-                        PreparedPrompt(
-                            bench.target,
-                            None if c.plain else bench.draft(c.draft),
-                            prompt.id,
-                            prompt.tokens,
-                            backend.sampling,
-                            backend.seed + i,
-                        )
-                    ),
-                    rule,
-                    bench.segments(c),
-                    c.verification,
-                )
-                for c, rule in rules.items()
-            ]
-            for i, prompt in enumerate(backend.prompts)
-        ]
-        for way in (way for ways in rounds for way in ways if way.length.learns):
-            way.run(backend.max_new_tokens)
-        for ways in rounds * repeats:
-            runs = in_turn([way.begin(backend.max_new_tokens) for way in ways], order)
-            samples.append(sample_of(Pair(ways[0].prompt.id, *runs)))
+        rounds = [[prepared(c, i, prompt) for c in options] for i, prompt in enumerate(backend.prompts)]
+        for decoding in (decoding for both in rounds for decoding in both if decoding.options.length.learns):
+            decoding.run()
+        for both in rounds * repeats:
+            samples.append(Sample.of(both[0].prompt.id, *in_turn([decoding.begin() for decoding in both], order)))
     return speedup(samples), against_plain(samples)
 
 

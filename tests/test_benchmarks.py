@@ -9,13 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import command, contest, environment, growth, side_by_side, speculative, table
+from benchmarks import command, decoder_comparison, decoder_rounds, growth, peer_environment, speculative, table
 from benchmarks.__main__ import COMMANDS, main
-from benchmarks.contest import PEERS, ContestPrompt, Entry, Outcome, Worker, WorkerFailed
-from benchmarks.naive import Naive
-from benchmarks.tables import Grid
-from benchmarks.ways import CompiledGenerate, CompiledLoop, CompiledOurs, Decoded, Loop, Ours, StaticGenerate, way_class
+from benchmarks.decoder_rounds import PEERS, Entry, Outcome, RoundPrompt, Worker, WorkerFailed
+from benchmarks.decoders import CompiledGenerate, CompiledLoop, CompiledOurs, Loop, Ours, StaticGenerate, decoder_class
+from benchmarks.grids import Grid
+from benchmarks.naive_decoder import Naive
 from hybridspec import embedded
+from hybridspec.decoding.step import Step
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.tuning.workloads.sources import find_workload
 
 DRAFT = embedded.DRAFTS[embedded.DEFAULT_DRAFT]
@@ -87,9 +89,10 @@ def test_the_naive_way_decodes_what_ours_does_in_the_same_steps(ours: Ours, prom
     naive = Naive(embedded.TARGET, DRAFT).decode(prompt, 20, k)
     speculative_run = ours.decode(prompt, 20, k)
     assert naive.tokens == speculative_run.tokens == ours.decode(prompt, 20, 0).tokens
-    assert naive.steps == speculative_run.steps
-    assert 0 < sum(accepted for _, accepted in naive.steps) < sum(drafted for drafted, _ in naive.steps)
-    assert naive.counted == 20 and naive.seconds > 0 and naive.prefill_seconds > 0
+    steps = [(step.drafted, step.accepted) for step in naive.steps]
+    assert steps == [(step.drafted, step.accepted) for step in speculative_run.steps]
+    assert 0 < sum(accepted for _, accepted in steps) < sum(drafted for drafted, _ in steps)
+    assert naive.timed_tokens == 20 and naive.wall_seconds > 0 and naive.prefill_seconds > 0
 
 
 @pytest.mark.parametrize("kind", [Loop, StaticGenerate, CompiledLoop, CompiledGenerate])
@@ -102,8 +105,8 @@ def test_transformers_ways_decode_what_ours_does_more_than_once(
     way.decode(prompt[:5], 3, 0)
     found = way.decode(prompt, 8, 0)
     assert found.tokens == ours.decode(prompt, 8, 0).tokens
-    assert found.counted == 7
-    assert found.seconds > 0 and found.prefill_seconds > 0
+    assert found.timed_tokens == 7
+    assert found.wall_seconds > 0 and found.prefill_seconds > 0
 
 
 def test_every_block_length_is_compiled_before_the_clock_runs(
@@ -129,7 +132,7 @@ class HereWorker:
     """Stands in for a process of its own, which takes seconds to start."""
 
     def __init__(self, python: str, way: str, target: Path, draft: Path, threads: int) -> None:
-        self.way = way_class(way)(target, draft)
+        self.way = decoder_class(way)(target, draft)
 
     def __enter__(self) -> "HereWorker":
         return self
@@ -140,14 +143,14 @@ class HereWorker:
     def versions(self) -> dict[str, str]:
         return {"torch": "here"}
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         return self.way.decode(list(prompt), new_tokens, k)
 
 
 def test_speculative_smoke_and_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(contest, "Worker", HereWorker)
+    monkeypatch.setattr(decoder_rounds, "Worker", HereWorker)
     assert main(["speculative", "--smoke", "--without-peers", "--k", "2", "--json", str(tmp_path / "s.json")]) == 0
     result = json.loads((tmp_path / "s.json").read_text())
     assert list(result["ways"]) == ["ours", "generate", "ours, K = 2", "naive, K = 2"]
@@ -174,10 +177,10 @@ def test_a_smoke_makes_no_environment_unless_one_is_named(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def make(folder: Path, **_: object) -> Path:
-        raise environment.EnvironmentNotMade(f"asked for {folder}")
+        raise peer_environment.EnvironmentNotMade(f"asked for {folder}")
 
-    monkeypatch.setattr(environment, "make", make)
-    monkeypatch.setattr(contest, "Worker", HereWorker)
+    monkeypatch.setattr(peer_environment, "make", make)
+    monkeypatch.setattr(decoder_rounds, "Worker", HereWorker)
     arguments = [name, "--smoke", "--way", "ours", "--way", "economize"]
     assert main(arguments) == 0
     assert "--peers FOLDER runs them" in capsys.readouterr().out
@@ -252,17 +255,17 @@ def test_an_entry_that_fails_leaves_and_the_others_go_on(monkeypatch: pytest.Mon
                 raise WorkerFailed("nothing here")
             return {"torch": "1"}
 
-        def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+        def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
             self.calls += 1
             if self.way == "b" and self.calls == 3:
                 raise WorkerFailed("tired")
-            return Decoded([1, 2], 0.1, 1.0 + self.calls, 1.0, 2)
+            return TimedGeneration([1, 2], [], 1.0 + self.calls, 1.0, prefill_seconds=0.1)
 
-    monkeypatch.setattr(contest, "Worker", Fake)
+    monkeypatch.setattr(decoder_rounds, "Worker", Fake)
     entries = [Entry("a"), Entry("b"), Entry("c", 0, PEERS)]
-    outcome = contest.hold(
+    outcome = decoder_rounds.run_rounds(
         entries,
-        [ContestPrompt(f"w/{i}", "w", (1, 2)) for i in range(2)],
+        [RoundPrompt(f"w/{i}", "w", (1, 2)) for i in range(2)],
         target=Path(),
         draft=Path(),
         pythons={"here": "", PEERS: ""},
@@ -274,27 +277,27 @@ def test_an_entry_that_fails_leaves_and_the_others_go_on(monkeypatch: pytest.Mon
     )
     assert outcome.failed == {entries[1]: "tired", entries[2]: "nothing here"}
     assert [prompt.id for prompt, _ in outcome.runs[entries[0]]] == ["w/0", "w/1", "w/0", "w/1"]
-    assert [run.seconds for _, run in outcome.runs[entries[0]]] == [3, 4, 5, 6]
+    assert [run.wall_seconds for _, run in outcome.runs[entries[0]]] == [3, 4, 5, 6]
 
 
 def test_ratios_compare_each_at_its_best_length() -> None:
     """Ours is best at K = 2, the other at K = 4: 3 / 1.5 times as many tokens a second; at K = 4 it is 2 / 1.5."""
     speeds = {
-        side_by_side.REFERENCE: 1.0,
+        decoder_comparison.REFERENCE: 1.0,
         Entry("ours", 2): 3.0,
         Entry("ours", 4): 2.0,
         Entry("economize", 2, PEERS): 1.2,
         Entry("economize", 4, PEERS): 1.5,
     }
-    prompts = [ContestPrompt(f"w/{i}", "w", (1,)) for i in range(3)]
+    prompts = [RoundPrompt(f"w/{i}", "w", (1,)) for i in range(3)]
 
-    def run(entry: Entry) -> Decoded:
+    def run(entry: Entry) -> TimedGeneration:
         seconds = 10 / speeds[entry]
-        return Decoded([1] * 10, 0, seconds, seconds, 10, [(entry.k, 1)] * 5 if entry.k else [])
+        return TimedGeneration([1] * 10, [Step(entry.k, 1)] * 5 if entry.k else [], seconds, seconds)
 
     runs = {entry: [(prompt, run(entry)) for prompt in prompts] for entry in speeds}
     outcome = Outcome(runs, warm_up_seconds=dict.fromkeys(runs, 0.0))
-    found = side_by_side.report(outcome)
+    found = decoder_comparison.report(outcome)
     best = found["ratios"]["economize (peers' environment), each at its best K"]
     assert (best["ours"], best["theirs"]) == ("ours, K = 2", "economize (peers' environment), K = 4")
     assert best["ratio"] == pytest.approx(2) and best["interval_90"] == pytest.approx((2, 2))
@@ -323,13 +326,13 @@ def test_the_environment_is_made_once_and_says_why_it_could_not_be(
         calls.append(words)
         return SimpleNamespace(returncode=len(calls) == 1, stderr="no such package")
 
-    monkeypatch.setattr(environment.venv, "create", create)
-    monkeypatch.setattr(environment.subprocess, "run", pip)
-    with pytest.raises(environment.EnvironmentNotMade, match="(?s)no such package.*--without-peers"):
-        environment.make(folder, ["economize==1"], say=lambda _: None)
-    assert not (folder / environment.MADE).exists()
+    monkeypatch.setattr(peer_environment.venv, "create", create)
+    monkeypatch.setattr(peer_environment.subprocess, "run", pip)
+    with pytest.raises(peer_environment.EnvironmentNotMade, match="(?s)no such package.*--without-peers"):
+        peer_environment.make(folder, ["economize==1"], say=lambda _: None)
+    assert not (folder / peer_environment.MADE).exists()
     for packages in (["economize==1"], ["economize==1"], ["economize==2"]):
-        environment.make(folder, packages, say=lambda _: None)
+        peer_environment.make(folder, packages, say=lambda _: None)
     assert [words[-1] for words in calls] == ["economize==1", "economize==1", "economize==2"]
     (pth,) = folder.rglob("*.pth")
     assert sysconfig.get_path("purelib") in pth.read_text()

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridspec.decoding.draft_length import DraftLength, FixedLength
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Step
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
@@ -16,8 +17,6 @@ from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.cost_model import (
     Costs,
     Surveying,
-    acceptance_length,
-    ideal_speedup,
     places,
     play,
     predicted_speedup,
@@ -32,9 +31,7 @@ COSTS = Costs(target_step=1.0, draft_step=0.1, verify=(0.9, 1.1, 1.2, 1.3, 1.4, 
 
 
 def test_cost_model_by_hand() -> None:
-    assert acceptance_length([0.8, 0.6], 2) == pytest.approx(2.4)
     assert predicted_speedup([0.8, 0.6], COSTS, 2) == pytest.approx(2.4 / (0.2 + 1.2 + 0.05))
-    assert ideal_speedup(2.4, COSTS, 2) == pytest.approx(2.4 / 1.4)
     assert predicted_speedup([0.8, 0.6], COSTS, 0) == pytest.approx(1.0)
 
 
@@ -52,9 +49,9 @@ def test_a_survey_tells_the_steps_of_every_shorter_length(make_runner, k: int) -
     draft = SameArchitectureDraft(make_runner("plain", noise=0.04))
     with PreparedPrompt(target, draft, "p", some_tokens(9), Sampling(), 0) as prompt:
         rule = Surveying(6, rows=True)
-        run = prompt.run(rule, 60)
+        run = prompt.run(DecodeOptions(rule, 60))
         surveyed = places(run.steps, rule.rows)
-        actual = [(s.drafted, s.accepted) for s in prompt.run(k, 60).steps]
+        actual = [(s.drafted, s.accepted) for s in prompt.run(DecodeOptions(FixedLength(k), 60)).steps]
     assert len(surveyed) == 60
     assert 0.2 < sum(bool(p.met) for p in surveyed) / 60 < 0.95
     steps, _ = play([surveyed], COSTS, FixedLength(k))
@@ -163,6 +160,6 @@ def test_self_draft_survey(make_runner) -> None:
     target: TargetRunner = make_runner("plain")
     with PreparedPrompt(target, SameArchitectureDraft(target), "p", [3, 4, 5], Sampling(), 0) as prompt:
         rule = Surveying(4, rows=False)
-        run = prompt.run(rule, 15)
+        run = prompt.run(DecodeOptions(rule, 15))
     assert all(p.met is not False for p in places(run.steps, rule.rows))
     assert all(p.row is None for p in places(run.steps, rule.rows))

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hybridspec.decoding.draft_length import FixedLength
 from hybridspec.decoding.loop import Token, continue_decoding, decode
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
@@ -262,17 +263,8 @@ def test_drafting_returns_to_a_mark(make_runner: MakeRunner) -> None:
             session.restore(marks[0])
             drafting.restore(marks[1])
             statistics = Statistics()
-            tokens = continue_decoding(
-                session,
-                drafting,
-                PROMPTS["short"][-1],
-                length=FixedLength(k),
-                max_new_tokens=12,
-                sampling=Sampling(),
-                generator=generator,
-                stop_tokens=NEVER,
-                statistics=statistics,
-            )
+            options = DecodeOptions(FixedLength(k), 12, generator=generator, stop_tokens=NEVER)
+            tokens = continue_decoding(session, drafting, PROMPTS["short"][-1], options, statistics)
             assert_greedy(target.model, PROMPTS["short"], ids(tokens), expected)
             assert statistics.acceptance_rate == 1.0
         # A mark in the middle, where the draft lags behind the target by two tokens after a full acceptance.

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from hybridspec.decoding.draft_length import FixedLength
 from hybridspec.decoding.loop import continue_decoding, decode
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics
@@ -76,9 +77,8 @@ def test_the_loop_fills_the_context_before_it_gives_up(make_runner: MakeRunner, 
     expected = [t.id for t in decode(target, PROMPT, max_new_tokens=10, stop_tokens=NEVER)]
     with target.start(PROMPT) as session:
         drafting = SameArchitectureDraft(make_runner("plain", mode)).start(PROMPT, Sampling())
-        options = {"sampling": Sampling(), "generator": None, "stop_tokens": NEVER, "statistics": Statistics()}
-        options |= {"length": FixedLength(4), "max_new_tokens": 100}
-        tokens = continue_decoding(session, drafting, PROMPT[-1], **options)
+        options = DecodeOptions(FixedLength(4), 100, stop_tokens=NEVER)
+        tokens = continue_decoding(session, drafting, PROMPT[-1], options, Statistics())
         taken: list[int] = []
         with pytest.raises(ContextLengthError):
             for token in tokens:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybridspec.decoding.draft_length import DraftLength, FixedLength
 from hybridspec.decoding.loop import continue_decoding, decode
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics, Step
 from hybridspec.drafts.length.bandit import Bandit
@@ -356,11 +357,10 @@ def test_at_the_end_of_the_context_blocks_shrink_to_the_room(make_runner: MakeRu
     expected = [t.id for t in decode(target, PROMPT, max_new_tokens=14, stop_tokens=NEVER)]
     with target.start(PROMPT) as session:
         drafting = SameArchitectureDraft(make_runner("plain")).start(PROMPT, Sampling())
-        options = {"sampling": Sampling(), "generator": None, "stop_tokens": NEVER, "statistics": Statistics()}
-        options |= {"length": make_length(name), "max_new_tokens": 100}
+        options = DecodeOptions(make_length(name), 100, stop_tokens=NEVER)
         taken: list[int] = []
         with pytest.raises(ContextLengthError):
-            for token in continue_decoding(session, drafting, PROMPT[-1], **options):
+            for token in continue_decoding(session, drafting, PROMPT[-1], options, Statistics()):
                 taken.append(token.id)
         assert taken[:14] == expected
         assert session.room == 0

@@ -33,33 +33,37 @@ def test_rules_are_measured_against_the_best_fixed_length(tmp_path: Path) -> Non
 def test_a_rule_lives_through_the_whole_stream_and_is_new_in_each_repetition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from contextlib import nullcontext
     from types import SimpleNamespace
 
     from rich.console import Console
 
     from hybridspec.decoding.draft_length import DraftLength
+    from hybridspec.decoding.options import DecodeOptions
     from hybridspec.decoding.target import EngineTarget
-    from hybridspec.tuning.timed_decoding import Run
+    from hybridspec.decoding.timed_generation import TimedGeneration
     from hybridspec.tuning.workloads.sources import Prompt
 
     seen: list[tuple[str, DraftLength]] = []
 
     class Prepared:
-        def run(self, rule: DraftLength, new: int) -> Run:
-            if rule.name == "expected-gain":
-                seen.append((self.id, rule))
-            return Run([1], [], 1.0, 1.0)
+        def __init__(self, target: object, draft: object, name: str, *_: object) -> None:
+            self.id = name
 
-    def prepare(target: object, draft: object, name: str, *_: object) -> nullcontext:
-        prepared = Prepared()
-        prepared.id = name
-        return nullcontext(prepared)
+        def __enter__(self) -> "Prepared":
+            return self
 
-    monkeypatch.setattr(draft_length, "PreparedPrompt", prepare)
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def begin(self, decode: DecodeOptions) -> SimpleNamespace:
+            if decode.length.name == "expected-gain":
+                seen.append((self.id, decode.length))
+            return SimpleNamespace(advance=lambda _: False, result=TimedGeneration([1], [], 1.0, 1.0))
+
+    monkeypatch.setattr(draft_length, "PreparedPrompt", Prepared)
     prompts = {half: [Prompt(f"{half} {i}", "x") for i in range(2)] for half in ("a", "b")}
-    options = SimpleNamespace(k=[1], rules=["expected-gain", "bandit"], repeats=2, new_tokens=1)
     target = EngineTarget("target", 2, lambda text: {"input_ids": [1]})
+    options = SimpleNamespace(k=[1], rules=["expected-gain", "bandit"], repeats=2, new_tokens=1, seed=0)
     halves = draft_length.run_stream(target, None, prompts, options, Console(quiet=True))
     assert [name for name, _ in seen] == 2 * ["a 0", "a 1", "b 0", "b 1"]
     assert [rule is seen[0][1] for _, rule in seen] == 4 * [True] + 4 * [False]

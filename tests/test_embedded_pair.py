@@ -9,7 +9,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hybridspec import embedded
+from hybridspec.decoding.draft_length import FixedLength
 from hybridspec.decoding.loop import decode
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
@@ -40,9 +42,9 @@ def draft() -> SameArchitectureDraft:
 
 def assert_greedy_equal(prepared: PreparedPrompt, ks: Iterator[int], new: int) -> None:
     """Token for token; a difference reports the position and the target's logit margin there."""
-    plain = prepared.run(0, new).tokens
+    plain = prepared.run(DecodeOptions(max_new_tokens=new)).tokens
     for k in ks:
-        speculative = prepared.run(k, new).tokens
+        speculative = prepared.run(DecodeOptions(FixedLength(k), new)).tokens
         if speculative == plain:
             continue
         at = next(i for i in range(new) if plain[i] != speculative[i])

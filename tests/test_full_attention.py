@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hybridspec.decoding.draft_length import FixedLength
 from hybridspec.decoding.loop import decode
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics
 from hybridspec.drafts.full_attention.block_pass import alone_pass, draft_pass, target_pass
@@ -254,7 +256,7 @@ def test_drafting_from_an_older_snapshot_leaves_a_newer_one_alone(faint: TargetR
 def test_trials_from_a_snapshot_repeat(faint: TargetRunner) -> None:
     sampling = Sampling(0.8)
     with PreparedPrompt(faint, FullAttentionDraft(faint), "p", PROMPT, sampling, 0) as prepared:
-        first, plain, again = (prepared.run(k, 30) for k in (3, 0, 3))
+        first, plain, again = (prepared.run(DecodeOptions(FixedLength(k), 30)) for k in (3, 0, 3))
     assert first.tokens == again.tokens
     assert [s.accepted for s in first.steps] == [s.accepted for s in again.steps]
     assert len(plain.tokens) == 30

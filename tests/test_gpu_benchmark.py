@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_bench
 from hybridspec.state.static_layers import Group
 
 SMOKE = ["--device", "cpu", "--smoke"]
@@ -31,7 +31,7 @@ def test_every_section_has_results(result: dict) -> None:
 
 
 def test_bytes_are_what_can_be_counted_by_hand(result: dict) -> None:
-    small, layers = gpu.SMALL, 3
+    small, layers = gpu_bench.SMALL, 3
     heads, key, value = (small[f"linear_{x}"] for x in ("num_value_heads", "key_head_dim", "value_head_dim"))
     memory = result["memory"]
     assert memory["state_plane"] == 4 * layers * heads * key * value

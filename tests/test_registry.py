@@ -132,3 +132,13 @@ def test_a_number_is_a_fixed_length() -> None:
 def test_every_known_name_has_its_class(registry) -> None:
     for name in registry.known:
         assert issubclass(registry.find(name), registry.base)
+
+
+def test_the_package_names_what_it_offers() -> None:
+    from hybridspec import drafts
+
+    assert all(getattr(drafts, name).__name__ == name for name in drafts.__all__)
+    known = {place.partition(":")[2] for registry in (STRATEGIES, LENGTHS) for place in registry.known.values()}
+    assert known <= set(drafts.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Guess'"):
+        _ = drafts.Guess

@@ -92,7 +92,7 @@ def test_greedy_output_is_the_targets(make_runner: MakeRunner, margin: float) ->
     for cuts in ((1,), (2, 3), (1, 2, 3)):
         statistics = Statistics()
         options = {"k": 5, "max_new_tokens": 32, "stop_tokens": frozenset(), "statistics": statistics}
-        tokens = decode(target, prompt, draft=draft, segments=segmented(target, cuts, margin), **options)
+        tokens = decode(target, prompt, draft=draft, verifier=segmented(target, cuts, margin), **options)
         assert [t.id for t in tokens] == expected
         assert statistics.drafted > 20
 
@@ -113,7 +113,7 @@ def test_every_family_is_cut_exactly_or_refused(name: str) -> None:
     draft = SameArchitectureDraft(family_runner(name, "tape", noise=0.06))
     prompt = some_tokens(9)
     options = {"k": 4, "max_new_tokens": 16, "stop_tokens": frozenset()}
-    tokens = [t.id for t in decode(target, prompt, draft=draft, segments=segments, **options)]
+    tokens = [t.id for t in decode(target, prompt, draft=draft, verifier=segments, **options)]
     assert tokens == generate(target, prompt, 16).tokens
 
 
@@ -135,7 +135,7 @@ class Pair:
                 self.target,
                 PROMPT,
                 draft=self.draft,
-                segments=self.segments,
+                verifier=self.segments,
                 verification=verification,
                 generator=generator,
                 **options,

@@ -64,7 +64,7 @@ def segments() -> SegmentedVerification:
 def check_greedy(strategy: str, rule: str, workload: str, cut: bool) -> None:
     statistics = Statistics()
     options = {"max_new_tokens": NEW, "stop_tokens": NEVER, "statistics": statistics}
-    options["segments"] = segments() if cut else None
+    options |= {"verifier": segments()} if cut else {}
     tokens = decode(target(), prompt(workload), draft=draft(strategy), k=make_length(rule), **options)
     assert [t.id for t in tokens] == plain(workload)
 

@@ -18,7 +18,6 @@ import torch
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import InputError, SessionError
 from hybridspec.runtime.runner import TargetRunner
-from hybridspec.tuning import timed_decoding as trial
 from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config import StudySettings
@@ -28,6 +27,7 @@ from hybridspec.tuning.profile import build_profile
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import WorkloadStudy, search_space
+from hybridspec.tuning.timed_decoding import check_tie
 from hybridspec.tuning.workloads.encoding import EncodedPrompt
 from hybridspec.tuning.workloads.sources import Prompt
 from tests.tiny import tiny_model
@@ -45,7 +45,7 @@ def target() -> TargetRunner:
 def make_study(target: TargetRunner, out: Path, **changes: object) -> WorkloadStudy:
     settings = SETTINGS.replaced(**changes)
     bench = Bench(target, drafts={"self": SameArchitectureDraft(target)})
-    backend = TorchBackend(bench, PROMPTS, longest=settings.max_k, max_new_tokens=settings.max_new_tokens)
+    backend = TorchBackend(bench, PROMPTS, max_k=settings.max_k, max_new_tokens=settings.max_new_tokens)
     return WorkloadStudy("tiny", backend, SPACE, settings, open_storage(out), "tiny pair")
 
 
@@ -402,4 +402,4 @@ def test_outputs_may_part_at_a_tie_of_the_logits_type(dtype: torch.dtype, margin
     session = SimpleNamespace(verify=lambda block: logits.expand(len(block), -1))
     prompt = SimpleNamespace(id="p0", tokens=[5], session=session, rewind=lambda: None)
     with nullcontext() if tie else pytest.raises(SessionError, match="prompt p0: .* at token 1"):
-        trial._check_tie(prompt, [0, 1, 0], [0, 2, 0])
+        check_tie(prompt, [0, 1, 0], [0, 2, 0])

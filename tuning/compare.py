@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.tuning.backends.base import Sample
-from hybridspec.tuning.backends.torch_backend import sample_of
 from hybridspec.tuning.configuration import Bench, Configuration
 from hybridspec.tuning.measurement import Measurement, measurement_of
-from hybridspec.tuning.timed_decoding import Contender, Pair, PreparedPrompt, measure_round
+from hybridspec.tuning.timed_decoding import PreparedDecoding, PreparedPrompt, measure_round
 from hybridspec.tuning.workloads.encoding import encode_prompt
 from hybridspec.tuning.workloads.sources import Prompt
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedConfiguration:
     """One configuration on one workload; ``samples``: run by run, for comparisons by prompt."""
 
     workload: str
@@ -41,14 +40,14 @@ def compare_workload(
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     seed: int = 0,
     progress: Callable[[str, float], None] = lambda *_: None,
-) -> list[Comparison]:
+) -> list[ComparedConfiguration]:
     """Every configuration on every prompt, ``repeats`` times, each round with a plain run to compare with.
 
     A rule is made once for each configuration and keeps what it learns from prompt to prompt, as in a server. An
     interrupt ends the measurement; what whole rounds have shown until then is returned if there is any.
     """
-    rules = [bench.length(configuration) for configuration in configurations]
-    pairs: list[list[Pair]] = [[] for _ in configurations]
+    options = [bench.options(configuration, max_new_tokens) for configuration in configurations]
+    samples: list[list[Sample]] = [[] for _ in configurations]
     order = random.Random(seed)
     rounds = len(prompts) * repeats
     try:
@@ -62,39 +61,40 @@ def compare_workload(
                     )
                     for spec, draft in [(None, None), *drafts.items()]
                 }
-                contenders = [
-                    Contender(opened[c.draft], rule, bench.segments(c), c.verification)
-                    for c, rule in zip(configurations, rules, strict=True)
+                decodings = [
+                    PreparedDecoding(opened[c.draft], own) for c, own in zip(configurations, options, strict=True)
                 ]
                 for repeat in range(repeats):
                     done = number * repeats + repeat
                     progress(f"prompt {number + 1} of {len(prompts)}, round {repeat + 1}", done / rounds)
-                    measured = measure_round(opened[None], contenders, max_new_tokens, order)
-                    for kept, pair in zip(pairs, measured, strict=True):
-                        kept.append(pair)
+                    for kept, pair in zip(samples, measure_round(opened[None], decodings, order), strict=True):
+                        kept.append(pair.sample)
     except KeyboardInterrupt:
-        if not pairs[0]:
+        if not samples[0]:
             raise
         progress("interrupted", 1.0)
-        results = _summaries(name, configurations, pairs)
-        raise Interrupted(results) from None
-    return _summaries(name, configurations, pairs)
+        raise ComparisonInterrupted(_summaries(name, configurations, samples)) from None
+    return _summaries(name, configurations, samples)
 
 
-class Interrupted(KeyboardInterrupt):
+class ComparisonInterrupted(KeyboardInterrupt):
     """Ctrl-C during a comparison, with what was measured until then."""
 
-    def __init__(self, results: list[Comparison]) -> None:
+    def __init__(self, results: list[ComparedConfiguration]) -> None:
         super().__init__()
         self.results = results
 
 
-def _summaries(name: str, configurations: Sequence[Configuration], pairs: list[list[Pair]]) -> list[Comparison]:
-    samples = [tuple(sample_of(pair) for pair in kept) for kept in pairs]
-    return [Comparison(name, c, measurement_of(s), s) for c, s in zip(configurations, samples, strict=True)]
+def _summaries(
+    name: str, configurations: Sequence[Configuration], samples: Sequence[Sequence[Sample]]
+) -> list[ComparedConfiguration]:
+    return [
+        ComparedConfiguration(name, c, measurement_of(kept), tuple(kept))
+        for c, kept in zip(configurations, samples, strict=True)
+    ]
 
 
-def comparison_rows(results: Sequence[Comparison]) -> list[dict]:
+def comparison_rows(results: Sequence[ComparedConfiguration]) -> list[dict]:
     """One flat dictionary for each result, for JSON and pandas."""
     return [
         {"workload": r.workload, **asdict(r.configuration), "label": r.configuration.label, **asdict(r.measurement)}
@@ -102,7 +102,7 @@ def comparison_rows(results: Sequence[Comparison]) -> list[dict]:
     ]
 
 
-def comparison_frame(results: Sequence[Comparison]) -> "pandas.DataFrame":
+def comparison_frame(results: Sequence[ComparedConfiguration]) -> "pandas.DataFrame":
     """The rows as a frame; acceptance by position and the interval become columns of their own."""
     import pandas
 
@@ -114,7 +114,7 @@ def comparison_frame(results: Sequence[Comparison]) -> "pandas.DataFrame":
     return pandas.DataFrame(rows)
 
 
-def comparison_plot(results: Sequence[Comparison]) -> "Figure":
+def comparison_plot(results: Sequence[ComparedConfiguration]) -> "Figure":
     """Speed-up of every configuration with its interval, one panel for each workload; the line at 1 is plain
     decoding.
     """

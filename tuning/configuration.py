@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hybridspec.decoding.acceptance import Verification
 from hybridspec.decoding.draft import Draft
 from hybridspec.decoding.draft_length import DraftLength
-from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.decoding.options import DecodeOptions
+from hybridspec.decoding.verifier import Verifier, WholeBlock
 from hybridspec.drafts.full_attention.token_probes import fit_segments
 from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.runtime.runner import TargetRunner
@@ -47,7 +48,7 @@ PLAIN = Configuration("", "0")
 
 
 class Bench:
-    """A target and what its configurations need: each draft is loaded once, segments are fitted once.
+    """A target and what its configurations need: each draft is loaded once, probes are fitted once.
 
     Args:
         texts: token sequences that probes for segmented verification are fitted to.
@@ -59,7 +60,7 @@ class Bench:
     ) -> None:
         self.target, self.texts = target, texts
         self._drafts: dict[str, Draft] = dict(drafts or {})
-        self._segments: SegmentedVerification | None = None
+        self._segmented: Verifier | None = None
 
     def draft(self, spec: str) -> Draft:
         if spec not in self._drafts:
@@ -70,7 +71,18 @@ class Bench:
         """A fresh rule, which has learnt nothing yet."""
         return make_length(configuration.length)
 
-    def segments(self, configuration: Configuration) -> SegmentedVerification | None:
-        if configuration.segments and self._segments is None:
-            self._segments = fit_segments(self.target, self.texts)
-        return self._segments if configuration.segments else None
+    def verifier(self, configuration: Configuration) -> Verifier:
+        if not configuration.segments:
+            return WholeBlock()
+        if self._segmented is None:
+            self._segmented = fit_segments(self.target, self.texts)
+        return self._segmented
+
+    def options(self, configuration: Configuration, max_new_tokens: int) -> DecodeOptions:
+        """Those of the configuration, with a fresh rule."""
+        return DecodeOptions(
+            self.length(configuration),
+            max_new_tokens,
+            verification=configuration.verification,
+            verifier=self.verifier(configuration),
+        )

@@ -1,4 +1,4 @@
-"""What a configuration should give: a survey of the draft and step costs in, speed-up out (DESIGN section 6).
+"""What a configuration should give: a survey of the draft and step costs in, speed-up out (docs/cost-model.md).
 
 A draft that chooses its tokens from the committed text alone (every greedy one) is right or wrong at a place of the
 output whatever block it stands in. So one run with long blocks tells, for each place, whether the draft meets it, and
@@ -8,7 +8,7 @@ any draft length or rule can be played through on that: the same loop, with meas
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,15 +34,6 @@ class Costs:
     draft_step: float
     verify: tuple[float, ...]
     rollback: float
-
-    @property
-    def draft_ratio(self) -> float:
-        """c of the literature: draft step / target step."""
-        return self.draft_step / self.target_step
-
-    def verify_ratio(self, k: int) -> float:
-        """v(K) of the literature: verify of K + 1 tokens / target step."""
-        return self.verify[k] / self.target_step
 
     def step(self, k: int, accepted: int = 0) -> Step:
         """What a step with ``k`` drafted tokens takes: K c + v(K) + rollback, in seconds."""
@@ -164,21 +155,13 @@ def _play_one(output: Sequence[Place], met: Sequence[bool | None], costs: Costs,
         at += accepted + 1
 
 
-def acceptance_length(acceptance_by_position: Sequence[float], k: int) -> float:
-    """tau(K) = 1 + sum of the unconditional acceptance at positions 1..K."""
-    return 1.0 + sum(acceptance_by_position[:k])
-
-
 def predicted_speedup(acceptance_by_position: Sequence[float], costs: Costs, k: int) -> float:
-    """tau(K) / (K c + v(K) + rollback): the closed form, from acceptance by position alone; 1 for K = 0."""
+    """tau(K) / (K c + v(K) + rollback) with tau(K) = 1 + sum of the unconditional acceptance at positions 1..K: the
+    closed form, from acceptance by position alone; 1 for K = 0.
+    """
     step = costs.step(k)
     seconds = step.draft_seconds + step.verify_seconds + step.commit_seconds
-    return acceptance_length(acceptance_by_position, k) * costs.target_step / seconds
-
-
-def ideal_speedup(tau: float, costs: Costs, k: int) -> float:
-    """tau / (K c + v(K)): what a loop without any overhead of its own would reach."""
-    return tau / (k * costs.draft_ratio + costs.verify_ratio(k)) if k else 1.0
+    return (1.0 + sum(acceptance_by_position[:k])) * costs.target_step / seconds
 
 
 def wilson_interval(hits: int, count: int, z: float = 1.645) -> tuple[float, float]:
@@ -190,6 +173,3 @@ def wilson_interval(hits: int, count: int, z: float = 1.645) -> tuple[float, flo
     half = z / (1 + square) * ((share * (1 - share) + square / 4) / count) ** 0.5
     # Rounding must not put the share itself outside.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
-
-
-Progress = Callable[[str, float], None]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybridspec.acceptance_counts import AcceptanceCounts
 from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.decision import against_plain, samples_table, speedup
 
@@ -36,10 +37,11 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
     """Pools the samples of one configuration."""
     table = samples_table(samples)
     plain_seconds, plain_tokens, seconds, tokens = table.sum(0)
-    steps = [step for s in samples for step in s.steps]
-    drafted, accepted = (sum(step[i] for step in steps) for i in (0, 1))
-    positions = range(max((d for d, _ in steps), default=0))
-    draft_seconds, verify_seconds = (sum(getattr(s, name) for s in samples) for name in TIMES)
+    counts = AcceptanceCounts.of(step for s in samples for step in s.steps)
+    drafted = sum(counts.drafted)
+    draft_seconds, verify_seconds = (
+        sum(getattr(s, name) for s in samples) for name in ("draft_seconds", "verify_seconds")
+    )
     measured = speedup(samples)
     plain_token = plain_seconds / plain_tokens
     ideal = float(plain_token * tokens / (draft_seconds + verify_seconds)) if verify_seconds else None
@@ -48,12 +50,10 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
         speedup=measured,
         interval=against_plain(samples),
         cpu_speedup=speedup(samples, "cpu") if all(s.cpu_seconds for s in samples) else None,
-        acceptance_rate=accepted / drafted if drafted else None,
-        acceptance_length=1.0 + accepted / max(1, len(steps)),
-        acceptance_by_position=[
-            sum(a > i for d, a in steps if d > i) / sum(d > i for d, _ in steps) for i in positions
-        ],
-        draft_length=drafted / max(1, len(steps)),
+        acceptance_rate=counts.rate,
+        acceptance_length=counts.length() or 1.0,
+        acceptance_by_position=counts.by_position,
+        draft_length=counts.draft_length or 0.0,
         draft_cost=float(draft_seconds / drafted / plain_token) if drafted and draft_seconds else None,
         ideal_speedup=ideal,
         efficiency=measured / ideal if ideal else None,
@@ -61,6 +61,3 @@ def measurement_of(samples: Sequence[Sample]) -> Measurement:
         plain_tokens_per_second=float(1 / plain_token),
         tokens_per_second=float(tokens / seconds),
     )
-
-
-TIMES = ("draft_seconds", "verify_seconds")

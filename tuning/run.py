@@ -72,7 +72,7 @@ class Tuning:
                 bench,
                 prompts,
                 more_prompts=more_prompts,
-                longest=each.max_k,
+                max_k=each.max_k,
                 max_new_tokens=each.max_new_tokens,
                 repeats=each.repeats,
                 sampling=Sampling(each.temperature, each.top_k, each.top_p),

@@ -4,40 +4,34 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 import torch
 
-from hybridspec.decoding.acceptance import Verification
 from hybridspec.decoding.draft import Draft
-from hybridspec.decoding.draft_length import DraftLength, FixedLength
 from hybridspec.decoding.loop import Token, check_length, continue_decoding, open_pair
+from hybridspec.decoding.options import DecodeOptions
 from hybridspec.decoding.sampling import Sampling
-from hybridspec.decoding.step import Statistics, Step
-from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.decoding.step import Statistics
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.engines.audit.verdict import NEAR_TIE
 from hybridspec.errors import SessionError
 from hybridspec.runtime.runner import TargetRunner
+from hybridspec.tuning.backends.base import Sample
 
 
 @dataclass(frozen=True)
-class Run:
-    """One generation: its tokens, the loop's steps, and its time without prefill."""
-
-    tokens: list[int]
-    steps: list[Step]
-    wall_seconds: float
-    cpu_seconds: float
-
-
-@dataclass(frozen=True)
-class Pair:
+class PairedGenerations:
     """Plain and speculative decoding of one prompt, measured in turn."""
 
     prompt_id: str
-    plain: Run
-    speculative: Run
+    plain: TimedGeneration
+    speculative: TimedGeneration
+
+    @property
+    def sample(self) -> Sample:
+        return Sample.of(self.prompt_id, self.plain, self.speculative)
 
 
 class PreparedPrompt:
@@ -53,12 +47,13 @@ class PreparedPrompt:
         tokens: Sequence[int],
         sampling: Sampling,
         seed: int,
-    ):
+    ) -> None:
         self.id, self.tokens, self.sampling, self.seed = prompt_id, list(tokens), sampling, seed
         self._target = target
         self._generator = torch.Generator().manual_seed(seed)
         with ExitStack() as stack:
-            pair = open_pair(target, draft, self.tokens, sampling, self._generator)
+            options = DecodeOptions(sampling=sampling, generator=self._generator)
+            pair = open_pair(target, draft, self.tokens, options)
             self.session, self.drafting = stack.enter_context(pair)
             self.target_mark = self.session.snapshot()
             self._draft_mark = self.drafting.snapshot() if self.drafting else None
@@ -76,46 +71,25 @@ class PreparedPrompt:
             self.drafting.restore(self._draft_mark)
         self._generator.manual_seed(self.seed)
 
-    def begin(
-        self,
-        length: DraftLength,
-        max_new_tokens: int,
-        segments: SegmentedVerification | None = None,
-        verification: Verification = "token",
-    ) -> "Decoding":
-        """A generation from the snapshot on, nothing of it decoded yet. It ends the one before."""
-        check_length(self._target, self.tokens, max_new_tokens, length.demanded)
+    def begin(self, options: DecodeOptions) -> "RunningDecoding":
+        """A generation from the snapshot on, nothing of it decoded yet. It ends the one before.
+
+        Sampling and random numbers are the prompt's own, whatever the options say.
+        """
+        check_length(self._target, self.tokens, options.max_new_tokens, options.length.demanded)
         self.rewind()
-        statistics = Statistics()
-        stream = continue_decoding(
-            self.session,
-            self.drafting if length.longest else None,
-            self.tokens[-1],
-            length=length,
-            max_new_tokens=max_new_tokens,
-            sampling=self.sampling,
-            verification=verification,
-            segments=segments,
-            generator=self._generator,
-            stop_tokens=self._target.stop_tokens,
-            statistics=statistics,
-        )
-        return Decoding(stream, statistics, self._target.device)
+        options = replace(options, sampling=self.sampling, generator=self._generator)
+        drafting, statistics = self.drafting if options.length.longest else None, Statistics()
+        stream = continue_decoding(self.session, drafting, self.tokens[-1], options, statistics)
+        return RunningDecoding(stream, statistics, self._target.device)
 
-    def run(
-        self,
-        k: int | DraftLength,
-        max_new_tokens: int,
-        segments: SegmentedVerification | None = None,
-        verification: Verification = "token",
-    ) -> Run:
-        length = FixedLength(k) if isinstance(k, int) else k
-        decoding = self.begin(length, max_new_tokens, segments, verification)
-        decoding.advance(max_new_tokens)
-        return decoding.run
+    def run(self, options: DecodeOptions) -> TimedGeneration:
+        decoding = self.begin(options)
+        decoding.advance(options.max_new_tokens)
+        return decoding.result
 
 
-class Decoding:
+class RunningDecoding:
     """A generation that goes on piece by piece; its clocks run only while it does."""
 
     def __init__(self, stream: Iterator[Token], statistics: Statistics, device: torch.device) -> None:
@@ -136,31 +110,29 @@ class Decoding:
         return len(self._tokens) == before + count
 
     @property
-    def run(self) -> Run:
-        return Run(self._tokens, self._statistics.steps, self._wall, self._cpu)
+    def result(self) -> TimedGeneration:
+        return TimedGeneration(self._tokens, self._statistics.steps, self._wall, self._cpu)
 
 
 @dataclass(frozen=True)
-class Contender:
-    """One way of decoding a prepared prompt."""
+class PreparedDecoding:
+    """A prepared prompt and how to decode it."""
 
     prompt: PreparedPrompt
-    length: DraftLength
-    segments: SegmentedVerification | None = None
-    verification: Verification = "token"
+    options: DecodeOptions
 
-    def begin(self, max_new_tokens: int) -> Decoding:
-        return self.prompt.begin(self.length, max_new_tokens, self.segments, self.verification)
+    def begin(self) -> RunningDecoding:
+        return self.prompt.begin(self.options)
 
-    def run(self, max_new_tokens: int) -> Run:
-        return self.prompt.run(self.length, max_new_tokens, self.segments, self.verification)
+    def run(self) -> TimedGeneration:
+        return self.prompt.run(self.options)
 
 
 #: Tokens that one of several decodes before it is the next one's turn.
 SLICE = 2
 
 
-def in_turn(decodings: Sequence[Decoding], order: random.Random) -> list[Run]:
+def in_turn(decodings: Sequence[RunningDecoding], order: random.Random) -> list[TimedGeneration]:
     """Runs generations of different prepared prompts slice by slice in turn, in random order: a machine that is slow
     for a second is slow for all of them.
     """
@@ -168,42 +140,40 @@ def in_turn(decodings: Sequence[Decoding], order: random.Random) -> list[Run]:
     while going:
         order.shuffle(going)
         going = [decoding for decoding in going if decoding.advance(SLICE)]
-    return [decoding.run for decoding in decodings]
+    return [decoding.result for decoding in decodings]
 
 
 def measure_round(
-    plain: PreparedPrompt, contenders: Sequence[Contender], max_new_tokens: int, order: random.Random
-) -> list[Pair]:
-    """Every contender once on one prompt, each in turn with plain decoding and with contenders of other prepared
+    plain: PreparedPrompt, decodings: Sequence[PreparedDecoding], order: random.Random
+) -> list[PairedGenerations]:
+    """Each of several decodings once on one prompt, in turn with plain decoding and with those of other prepared
     prompts; those that share one come after each other, in random order. None may use ``plain`` itself.
 
     Raises:
         SessionError: a greedy output differs from plain decoding's by more than a rounding tie; that is a bug, not a
             measurement.
     """
-    alone = Contender(plain, FixedLength(0))
     waiting: dict[int, list[int]] = {}
-    for index in order.sample(range(len(contenders)), len(contenders)):
-        waiting.setdefault(id(contenders[index].prompt), []).append(index)
-    pairs: dict[int, Pair] = {}
+    for index in order.sample(range(len(decodings)), len(decodings)):
+        waiting.setdefault(id(decodings[index].prompt), []).append(index)
+    pairs: dict[int, PairedGenerations] = {}
     for together in zip_longest(*waiting.values()):
         indices = [index for index in together if index is not None]
-        ways = [alone, *(contenders[index] for index in indices)]
-        reference, *runs = in_turn([way.begin(max_new_tokens) for way in ways], order)
-        pairs |= {index: _pair(plain, reference, run) for index, run in zip(indices, runs, strict=True)}
-    return [pairs[index] for index in range(len(contenders))]
+        speculative = [decodings[index] for index in indices]
+        alone = DecodeOptions(max_new_tokens=speculative[0].options.max_new_tokens)
+        running = [plain.begin(alone), *(decoding.begin() for decoding in speculative)]
+        reference, *generations = in_turn(running, order)
+        for index, generation in zip(indices, generations, strict=True):
+            if plain.sampling.greedy and generation.tokens != reference.tokens:
+                check_tie(plain, reference.tokens, generation.tokens)
+            pairs[index] = PairedGenerations(plain.id, reference, generation)
+    return [pairs[index] for index in range(len(decodings))]
 
 
-def measure_pair(plain: PreparedPrompt, contender: Contender, max_new_tokens: int, order: random.Random) -> Pair:
-    """:func:`measure_round` of a single contender."""
-    (pair,) = measure_round(plain, [contender], max_new_tokens, order)
+def measure_pair(plain: PreparedPrompt, decoding: PreparedDecoding, order: random.Random) -> PairedGenerations:
+    """:func:`measure_round` of a single decoding."""
+    (pair,) = measure_round(plain, [decoding], order)
     return pair
-
-
-def _pair(plain: PreparedPrompt, reference: Run, run: Run) -> Pair:
-    if plain.sampling.greedy and run.tokens != reference.tokens:
-        _check_tie(plain, reference.tokens, run.tokens)
-    return Pair(plain.id, reference, run)
 
 
 #: Greedy choices whose logits lie closer than this are ties that rounding may break either way. Our own passes in fp32
@@ -211,7 +181,8 @@ def _pair(plain: PreparedPrompt, reference: Run, run: Run) -> Pair:
 TIE_MARGIN = NEAR_TIE | {"float32": 1e-3}
 
 
-def _check_tie(prompt: PreparedPrompt, plain: list[int], speculative: list[int]) -> None:
+def check_tie(prompt: PreparedPrompt, plain: Sequence[int], speculative: Sequence[int]) -> None:
+    """Raises :class:`SessionError` unless the first difference is one that rounding explains."""
     position = next((i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b), None)
     if position is None:
         raise SessionError(f"prompt {prompt.id}: greedy outputs have {len(plain)} and {len(speculative)} tokens")

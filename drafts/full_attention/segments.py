@@ -8,28 +8,27 @@ much more than a narrow one; on a memory-bound machine it cannot.
 Under greedy decoding a token may be dropped freely: its position gets the target's choice anyway. Under sampling a
 token that was drawn from q is dropped because of its own value, so those that stay are draws from the thinned proposal
 r(x) = q(x) f(x) / sum q f, with f(x) = 1 where the probe lets x through, else 0; acceptance must use r in place of q,
-and a dropped position gets a fresh sample of the target (DESIGN section 5).
+and a dropped position gets a fresh sample of the target (docs/exactness.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hybridspec.decoding.proposal import Proposal
+from hybridspec.decoding.verifier import Verifier
 from hybridspec.errors import InputError, UnsupportedLayerError
+from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import Session
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.proposal import Proposal
-    from hybridspec.runtime.runner import TargetRunner
 
 #: ``(cut, hidden [T, d]) -> logits [T, vocab]`` up to a monotone change of each row.
 Probe = Callable[[int, Tensor], Tensor]
 
 
-class SegmentedVerification:
+class SegmentedVerification(Verifier):
     """Cuts for one target, a probe, and how sure the probe must be.
 
     Args:
@@ -45,7 +44,7 @@ class SegmentedVerification:
     """
 
     def __init__(
-        self, target: "TargetRunner", probe: Probe, cuts: Sequence[int], margins: float | Sequence[float]
+        self, target: TargetRunner, probe: Probe, cuts: Sequence[int], margins: float | Sequence[float]
     ) -> None:
         self.layers = target.layers
         if target.rollback == "recompute":
@@ -63,15 +62,8 @@ class SegmentedVerification:
         self.target, self.probe, self.cuts, self.margins = target, probe, tuple(cuts), dict(zip(cuts, margins))  # noqa: B905
         check_cuts(self)
 
-    def verify(self, session: Session, last: int, proposal: "Proposal") -> tuple[Tensor, "Proposal"]:
-        """Verifies ``[last, *proposal.tokens]``.
-
-        Returns:
-            logits ``[n + 1, vocab]`` and the n drafted tokens that were not dropped, with their thinned distributions.
-            n + 1 tokens are pending then.
-        """
-        from hybridspec.decoding.proposal import Proposal
-
+    def verify(self, session: Session, last: int, proposal: Proposal) -> tuple[Tensor, Proposal]:
+        """The logits and drafted tokens that were not dropped, with their thinned distributions."""
         if not proposal.tokens:
             return session.verify([last]), proposal
         screen = Screen(self, proposal.tokens)

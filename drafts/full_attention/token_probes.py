@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from hybridspec.drafts.full_attention.segments import Probe, SegmentedVerification
 from hybridspec.errors import InputError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from hybridspec.runtime.runner import TargetRunner
+from hybridspec.runtime.runner import TargetRunner
 
 #: What families call the norm that their head reads through.
 FINAL_NORMS = ("norm", "final_layernorm", "norm_f", "final_norm", "embedding_norm", "ln_f")
@@ -20,7 +17,7 @@ FINAL_NORMS = ("norm", "final_layernorm", "norm_f", "final_norm", "embedding_nor
 class FinalHead:
     """The target's own final norm and head on hidden states of any layer: nothing to fit, poor in the lower layers."""
 
-    def __init__(self, target: "TargetRunner") -> None:
+    def __init__(self, target: TargetRunner) -> None:
         decoder = target.model.get_decoder()
         norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
         if norm is None:
@@ -55,7 +52,7 @@ def normalised(hidden: Tensor) -> Tensor:
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + 1e-6)
 
 
-def attention_cuts(target: "TargetRunner") -> list[int]:
+def attention_cuts(target: TargetRunner) -> list[int]:
     """Behind each full-attention layer, but for one that is the last layer.
 
     Raises:
@@ -71,7 +68,7 @@ def attention_cuts(target: "TargetRunner") -> list[int]:
 
 @torch.inference_mode()
 def fit_segments(
-    target: "TargetRunner",
+    target: TargetRunner,
     texts: Sequence[Sequence[int]],
     cuts: Sequence[int] | None = None,
     keep: float = 0.98,
@@ -112,7 +109,7 @@ def fit_segments(
 
 
 def _hidden_states(
-    target: "TargetRunner", texts: Sequence[Sequence[int]], cuts: Sequence[int]
+    target: TargetRunner, texts: Sequence[Sequence[int]], cuts: Sequence[int]
 ) -> tuple[dict[int, Tensor], Tensor]:
     """Hidden states ``[N, d]`` at each cut, and those that the head reads, of all tokens of all texts."""
     layers = target.layers

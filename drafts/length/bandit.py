@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.step import Step
 from hybridspec.drafts.length.options import checked, listed
 from hybridspec.errors import InputError
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.step import Step
 
 
 class Bandit(DraftLength):
@@ -55,7 +52,7 @@ class Bandit(DraftLength):
     def limit(self) -> int:
         return self.lengths[self._arm]
 
-    def observe(self, step: "Step") -> None:
+    def observe(self, step: Step) -> None:
         for kept in (self._tokens, self._seconds, self._counts):
             kept[:] = [value * self.discount for value in kept]
         self._tokens[self._arm] += 1 + step.accepted

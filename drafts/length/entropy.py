@@ -9,16 +9,13 @@ Cost: one softmax and one entropy over the vocabulary for each drafted token; no
 """
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.special import entr
 
 from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.step import Step
 from hybridspec.drafts.length.options import checked
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.step import Step
 
 
 def entropy(probabilities: Tensor) -> float:
@@ -109,7 +106,7 @@ class AdaEDL(DraftLength):
     def proceed(self, probabilities: Tensor) -> bool:
         return 1 - math.sqrt(self.gamma * entropy(probabilities)) >= self.threshold
 
-    def observe(self, step: "Step") -> None:
+    def observe(self, step: Step) -> None:
         if not step.drafted:
             return
         self.acceptance = self.beta_1 * self.acceptance + (1 - self.beta_1) * step.accepted / step.drafted

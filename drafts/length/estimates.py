@@ -5,10 +5,8 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hybridspec.decoding.step import Step
+from hybridspec.decoding.step import Step
 
 
 class AcceptanceEstimate:
@@ -128,7 +126,7 @@ class StepCosts:
         self._plain, self._whole, self._partial = (deque[float](maxlen=Curve.SAMPLES) for _ in range(3))
         self._behind = False
 
-    def observe(self, step: "Step") -> None:
+    def observe(self, step: Step) -> None:
         if step.drafted:
             # After a plain step a draft is first fed the tokens that it missed: that is not the price of a token.
             if not self._behind:

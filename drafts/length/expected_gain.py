@@ -3,15 +3,12 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from hybridspec.decoding.draft_length import DraftLength
+from hybridspec.decoding.step import Step
 from hybridspec.drafts.length.estimates import AcceptanceEstimate, StepCosts
 from hybridspec.drafts.length.options import checked, listed
 from hybridspec.errors import InputError
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.step import Step
 
 
 class ExpectedGain(DraftLength):
@@ -40,9 +37,9 @@ class ExpectedGain(DraftLength):
         prior: acceptance of a first token before any was seen.
         hysteresis: a new K must promise this part more than the present one.
         probe_interval: plain steps after which drafting is tried again.
-        step_costs: time of a step that drafts 0, 1, ... tokens, in any unit, in place of measuring it, for example the
-            tuner's ``[costs.step_ratio(k) for k in range(9)]``. ``longest`` is then at most the last of them, and
-            nothing is tried out. On a command line with slashes: ``step_costs=1/1.4/1.6``.
+        step_costs: time of a step that drafts 0, 1, ... tokens, in any unit, in place of measuring it, for example 1
+            and K c + v(K) + r of a profile. ``longest`` is then at most the last of them, and nothing is tried out. On
+            a command line with slashes: ``step_costs=1/1.4/1.6``.
 
     Attributes:
         k: the length that it holds for best at present; probes leave it.
@@ -99,7 +96,7 @@ class ExpectedGain(DraftLength):
         tokens = accumulate(by_position, initial=1.0)
         return [t / max(s, 1e-12) for t, s in zip(tokens, seconds, strict=True)]
 
-    def observe(self, step: "Step") -> None:
+    def observe(self, step: Step) -> None:
         self._acceptance.observe(step.drafted, step.accepted)
         self._costs.observe(step)
         if self._try_out:
@@ -115,7 +112,7 @@ class ExpectedGain(DraftLength):
             self.k, self._since, self._wait, self._probing = best, 0, self._interval, False
         self._next = self._probe(step, rates) if self.k == 0 else self._plain_again(step, rates)
 
-    def _probe(self, step: "Step", rates: list[float]) -> int:
+    def _probe(self, step: Step, rates: list[float]) -> int:
         """The next length while plain decoding is best."""
         if self._probing:
             # Accepted tokens call for another probe at once, and a rejection for a longer wait.
@@ -131,7 +128,7 @@ class ExpectedGain(DraftLength):
         self._acceptance.fade(self.PROBE_FADE)
         return max(range(1, len(rates)), key=rates.__getitem__)
 
-    def _plain_again(self, step: "Step", rates: list[float]) -> int:
+    def _plain_again(self, step: Step, rates: list[float]) -> int:
         """The next length while drafting is best: now and then 0, to see what a plain step costs today."""
         self._since = self._since + 1 if step.drafted else 0
         if self._known is None and self._since >= self._interval and rates[self.k] < self.CLOSE * rates[0]:

@@ -25,7 +25,7 @@ from hybridspec.runtime.options import LoadOptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hybridspec.tuning.compare import Comparison
+    from hybridspec.tuning.compare import ComparedConfiguration
     from hybridspec.tuning.configuration import Bench
 
 HELP = """Compares draft strategies and draft-length rules on the same prompts: acceptance, draft cost, speed-up.
@@ -84,7 +84,7 @@ def compare(
     from hybridspec.errors import InputError
     from hybridspec.runtime.compile_ahead import compile_ahead
     from hybridspec.tuning.compare import (
-        Interrupted,
+        ComparisonInterrupted,
         compare_workload,
         comparison_frame,
         comparison_plot,
@@ -131,8 +131,8 @@ def compare(
         chosen = choose_prompts(spare or [p for w in workloads for p in w.prompts], 24)
         bench.texts = [encode_prompt(runner, p)[:256] for p in chosen]
         with console.status("fitting the probes of segmented verification"):
-            bench.segments(configurations[-1])
-    results: list[Comparison] = []
+            bench.verifier(configurations[-1])
+    results: list[ComparedConfiguration] = []
     interrupted = False
     with progress_bar(console) as bar:
         for each in workloads:
@@ -149,7 +149,7 @@ def compare(
                     seed=seed,
                     progress=lambda text, share, task=task: bar.update(task, completed=share, detail=text),
                 )
-            except Interrupted as stopped:
+            except ComparisonInterrupted as stopped:
                 results += stopped.results
                 interrupted = True
             except KeyboardInterrupt:
@@ -188,7 +188,7 @@ def _usable(bench: "Bench", specs: list[str] | tuple[str, ...], console: "Consol
     return usable
 
 
-def _print_tables(console: "Console", results: "list[Comparison]") -> None:
+def _print_tables(console: "Console", results: "list[ComparedConfiguration]") -> None:
     from rich.table import Table
 
     for workload in dict.fromkeys(r.workload for r in results):

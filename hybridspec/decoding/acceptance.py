@@ -3,17 +3,15 @@
 Names as in the papers: ``p`` is the target's distribution, ``q`` the draft's.
 """
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling, draw
 from hybridspec.errors import InputError
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.proposal import Proposal
 
 #: ``token``: rejection sampling token by token; ``block``: the drafted block judged as a whole, which keeps more.
 Verification = Literal["token", "block"]
@@ -28,7 +26,7 @@ class Verdict(NamedTuple):
 
 def verdict(
     logits: Tensor,
-    proposal: "Proposal",
+    proposal: Proposal,
     sampling: Sampling,
     verification: Verification,
     generator: torch.Generator | None,

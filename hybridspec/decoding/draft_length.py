@@ -1,18 +1,15 @@
 """How many tokens to draft: the base of all rules, and the fixed length.
 
 A rule may look at the past, at the draft's distributions and at tokens that stay in the block; K is then a stopping
-time, and sampling stays exact (DESIGN section 5).
+time, and sampling stays exact (docs/exactness.md).
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from hybridspec.decoding.step import Step
 from hybridspec.errors import InputError
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.step import Step
 
 
 class DraftLength(ABC):
@@ -45,7 +42,7 @@ class DraftLength(ABC):
         """
         return True
 
-    def observe(self, step: "Step") -> None:
+    def observe(self, step: Step) -> None:
         """Told after each step what was drafted and accepted, and how long the parts took."""
         return
 

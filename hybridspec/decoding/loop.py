@@ -3,22 +3,22 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from hybridspec.decoding import acceptance
 from hybridspec.decoding.acceptance import Verification
+from hybridspec.decoding.draft import Draft, Drafting
+from hybridspec.decoding.draft_length import DraftLength, FixedLength
+from hybridspec.decoding.options import DecodeOptions
+from hybridspec.decoding.proposal import Proposal
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.decoding.step import Statistics, Step
-from hybridspec.drafts.full_attention.segments import SegmentedVerification
+from hybridspec.decoding.verifier import Verifier, WholeBlock
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import Session, flat_ids
-
-if TYPE_CHECKING:
-    from hybridspec.decoding.draft import Draft, Drafting
-    from hybridspec.decoding.draft_length import DraftLength
 
 Origin = Literal["draft", "target"]
 
@@ -52,12 +52,12 @@ def decode(
     target: TargetRunner,
     prompt: Sequence[int],
     *,
-    draft: "Draft | None" = None,
-    k: "int | DraftLength" = 0,
+    draft: Draft | None = None,
+    k: int | DraftLength = 0,
     max_new_tokens: int = 128,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     verification: Verification = "token",
-    segments: SegmentedVerification | None = None,
+    verifier: Verifier = WholeBlock(),  # noqa: B008 - holds nothing
     generator: torch.Generator | None = None,
     stop_tokens: frozenset[int] | None = None,
     statistics: Statistics | None = None,
@@ -66,18 +66,16 @@ def decode(
     sampling.
 
     Args:
-        k: draft length, or a rule of :mod:`hybridspec.decoding.draft_length`; 0 is plain decoding in the same runtime.
-        verification: when sampling, ``token`` (rejection sampling token by token) or ``block``.
-        segments: cuts the verify pass and drops doomed tails early, see
-            :mod:`hybridspec.drafts.full_attention.segments`.
+        k: draft length, or a rule of :mod:`hybridspec.drafts.length`; 0 is plain decoding in the same runtime.
+        verification, verifier, generator, stop_tokens: see :class:`~hybridspec.decoding.options.DecodeOptions`.
+        statistics: filled while tokens are taken.
 
     Raises:
         InputError: empty prompt, or ``k`` without a draft.
         ContextLengthError: prompt, output or block beyond the context.
     """
-    from hybridspec.drafts.registry import make_length
-
-    length = make_length(k) if isinstance(k, int) else k
+    length = FixedLength(k) if isinstance(k, int) else k
+    options = DecodeOptions(length, max_new_tokens, sampling, verification, verifier, generator, stop_tokens)
     prompt = flat_ids(prompt)
     check_length(target, prompt, max_new_tokens, length.demanded)
     if length.longest and draft is None:
@@ -88,73 +86,47 @@ def decode(
                 f"a {type(draft).__name__} is no draft strategy: wrap it, as in SameArchitectureDraft(runner)"
             )
         draft.check_pair(target)
-    with open_pair(target, draft if length.longest else None, prompt, sampling, generator) as (session, drafting):
+    with open_pair(target, draft if length.longest else None, prompt, options) as (session, drafting):
         yield from continue_decoding(
-            session,
-            drafting,
-            prompt[-1],
-            length=length,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            verification=verification,
-            segments=segments,
-            generator=generator,
-            stop_tokens=target.stop_tokens if stop_tokens is None else stop_tokens,
-            statistics=Statistics() if statistics is None else statistics,
+            session, drafting, prompt[-1], options, Statistics() if statistics is None else statistics
         )
 
 
 @contextmanager
 def open_pair(
-    target: TargetRunner,
-    draft: "Draft | None",
-    prompt: Sequence[int],
-    sampling: Sampling,
-    generator: torch.Generator | None,
-) -> "Iterator[tuple[Session, Drafting | None]]":
-    """A target's session and a draft's on ``prompt``; the draft may attach itself before the target is fed."""
+    target: TargetRunner, draft: Draft | None, prompt: Sequence[int], options: DecodeOptions
+) -> Iterator[tuple[Session, Drafting | None]]:
+    """A target's session and a draft's on ``prompt``; the draft may attach itself before the target is fed.
+
+    Of the options only ``sampling`` and ``generator`` count, which the draft shares.
+    """
     with ExitStack() as stack:
         drafting = None
 
         def attach(session: Session) -> None:
             nonlocal drafting
             if draft is not None:
-                drafting = stack.enter_context(draft.start(prompt, sampling, generator, session))
+                drafting = stack.enter_context(draft.start(prompt, options.sampling, options.generator, session))
 
         session = stack.enter_context(target.start(prompt, attach))
         yield session, drafting
 
 
 def continue_decoding(
-    session: Session,
-    drafting: "Drafting | None",
-    last: int,
-    *,
-    length: "DraftLength",
-    max_new_tokens: int,
-    sampling: Sampling,
-    verification: Verification = "token",
-    segments: SegmentedVerification | None = None,
-    generator: torch.Generator | None,
-    stop_tokens: frozenset[int],
-    statistics: Statistics,
+    session: Session, drafting: Drafting | None, last: int, options: DecodeOptions, statistics: Statistics
 ) -> Iterator[Token]:
     """The loop itself, on open sessions that hold every token but ``last``."""
-    from hybridspec.decoding.proposal import Proposal
-
-    clock = time.perf_counter
+    clock, length = time.perf_counter, options.length
+    stop_tokens = session.runner.stop_tokens if options.stop_tokens is None else options.stop_tokens
     proceed = length.proceed if length.looks_at_drafts else None
-    remaining = max_new_tokens
+    remaining = options.max_new_tokens
     while remaining:
         begun = clock()
         wanted = min(length.limit(), remaining - 1, session.room - 1)
         proposal = drafting.propose(wanted, proceed).first(wanted) if wanted > 0 else Proposal()
         drafted, count = clock(), len(proposal.tokens)
-        if segments is None:
-            logits = session.verify([last, *proposal.tokens])
-        else:
-            logits, proposal = segments.verify(session, last, proposal)
-        verdict = acceptance.verdict(logits, proposal, sampling, verification, generator)
+        logits, proposal = options.verifier.verify(session, last, proposal)
+        verdict = acceptance.verdict(logits, proposal, options.sampling, options.verification, options.generator)
         verified = clock()
         session.commit(verdict.accepted + 1)
         if drafting is not None:

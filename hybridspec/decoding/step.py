@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass, field
 
+from hybridspec.acceptance_counts import AcceptanceCounts
+
 
 @dataclass
 class Step:
-    """One round of the loop; times in seconds of wall clock."""
+    """One round of the loop; times in seconds of wall clock, 0 where they were not measured."""
 
     drafted: int
     accepted: int
-    draft_seconds: float
-    verify_seconds: float
-    commit_seconds: float
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
 
 
 @dataclass
@@ -21,27 +23,31 @@ class Statistics:
     steps: list[Step] = field(default_factory=list)
 
     @property
+    def counts(self) -> AcceptanceCounts:
+        return AcceptanceCounts.of((step.drafted, step.accepted) for step in self.steps)
+
+    @property
     def drafted(self) -> int:
-        return sum(s.drafted for s in self.steps)
+        """Tokens."""
+        return sum(self.counts.drafted)
 
     @property
     def accepted(self) -> int:
-        return sum(s.accepted for s in self.steps)
+        """Drafted tokens that stayed."""
+        return sum(self.counts.accepted)
 
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / drafted tokens; None if nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
+        return self.counts.rate
 
     @property
     def acceptance_length(self) -> float | None:
         """Tokens per step, 1 + accepted / steps, the bonus or correction included."""
-        return 1.0 + self.accepted / len(self.steps) if self.steps else None
+        return self.counts.length()
 
     def acceptance_by_position(self) -> list[float]:
         """Share of steps in which position i was accepted, of the steps that drafted at least i tokens
         (unconditional).
         """
-        longest = max((s.drafted for s in self.steps), default=0)
-        counts = [[s.accepted > i for s in self.steps if s.drafted > i] for i in range(longest)]
-        return [sum(hits) / len(hits) for hits in counts]
+        return self.counts.by_position

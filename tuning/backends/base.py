@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hybridspec.acceptance_counts import AcceptanceCounts
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.tuning.configuration import Configuration
 
 #: ``(what is running, share done)``
@@ -28,6 +30,21 @@ class Sample:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
 
+    @classmethod
+    def of(cls, prompt: str, plain: TimedGeneration, own: TimedGeneration) -> "Sample":
+        return cls(
+            prompt,
+            plain.wall_seconds,
+            plain.cpu_seconds,
+            plain.timed_tokens,
+            own.wall_seconds,
+            own.cpu_seconds,
+            own.timed_tokens,
+            tuple((step.drafted, step.accepted) for step in own.steps),
+            own.draft_seconds,
+            own.verify_seconds,
+        )
+
 
 @dataclass(frozen=True)
 class DraftSurvey:
@@ -39,6 +56,10 @@ class DraftSurvey:
     drafted: list[int]
     accepted: list[int]
     cost: float
+
+    @classmethod
+    def of(cls, counts: AcceptanceCounts, cost: float) -> "DraftSurvey":
+        return cls(list(counts.drafted), list(counts.accepted), cost)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def encode_prompt(target: Target, prompt: Prompt) -> list[int]:
 
 
 def encode_workload(
-    target: Target, workload: Workload, count: int, max_new_tokens: int, longest: int
+    target: Target, workload: Workload, count: int, max_new_tokens: int, max_k: int
 ) -> list[EncodedPrompt]:
     """The prompts of a workload that are to be measured, in the order of the file.
 
@@ -55,7 +55,7 @@ def encode_workload(
 
     Args:
         count, max_new_tokens: where the workload does not say.
-        longest: greatest K; a block must fit behind the prompt.
+        max_k: greatest K; a block must fit behind the prompt.
 
     Raises:
         ContextLengthError: a prompt does not fit into the context, or none does; names workload and prompt.
@@ -72,7 +72,7 @@ def encode_workload(
         where = f"workload {workload.name}, prompt {prompt.id}"
         try:
             tokens = encode_prompt(target, prompt)
-            check_length(target, tokens, length, longest)
+            check_length(target, tokens, length, max_k)
         except ContextLengthError as error:
             first_refusal = first_refusal or f"{where}: {error}"
             if not workload.skip_unusable:

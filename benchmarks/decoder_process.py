@@ -1,6 +1,6 @@
 """Decodes prompts one way, as asked on standard input, in whatever environment it was started with.
 
-    python -m benchmarks.worker --way naive --target FOLDER --draft FOLDER --threads 1
+    python -m benchmarks.decoder_process --way naive --target FOLDER --draft FOLDER --threads 1
 
 One JSON object a line: ``{"prompt": [ids], "new_tokens": 48, "k": 4}`` in; tokens and times, or ``{"error": ...}``,
 out. The first line out tells the versions. It waits between requests, so several workers can take turns.
@@ -35,11 +35,11 @@ def main() -> None:
     try:
         import torch
 
+        from benchmarks.decoders import decoder_class
         from benchmarks.machine import versions
-        from benchmarks.ways import way_class
 
         torch.set_num_threads(arguments.threads)
-        way = way_class(arguments.way)(arguments.target, arguments.draft)
+        way = decoder_class(arguments.way)(arguments.target, arguments.draft)
     except Exception as error:
         reply(failure(error))
         return

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.tables import number, share, spread
+from benchmarks.grids import number, share, spread
 from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.measurement import measurement_of
 

@@ -3,11 +3,12 @@
 import logging
 from pathlib import Path
 
-from benchmarks.transformers_model import Model
-from benchmarks.ways import Decoded, Way, decoded, now
+from benchmarks.decoders import Decoder, Moment, now, timed
+from benchmarks.transformers_model import TransformersModel
+from hybridspec.decoding.timed_generation import TimedGeneration
 
 
-class Economize(Way):
+class Economize(Decoder):
     """Its ``draft_model`` technique with the greedy verifier: a cycle of K + 1 tokens; K = 0 is its plain decoding."""
 
     def __init__(self, target: Path, draft: Path) -> None:
@@ -15,15 +16,15 @@ class Economize(Way):
         from economize.techniques.draft_model import DraftModelConfig
 
         logging.getLogger("economize").setLevel(logging.ERROR)
-        base = Model(target)
+        base = TransformersModel(target)
         self.stop_tokens = base.stop_tokens
         self.model = economize.apply(base.model, DraftModelConfig(model=str(draft)))
         self.options = economize.DecodeConfig
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         import torch
 
-        ends: list[tuple[int, tuple[float, float]]] = []
+        ends: list[tuple[int, Moment]] = []
 
         def stopped(tokens: torch.Tensor) -> bool:
             """Called after each committed token with all tokens so far."""
@@ -38,4 +39,4 @@ class Economize(Way):
         # After its first pass the draft reads the prompt; the tokens of the second pass come together.
         cycle = result.acceptance[0][1] + 1 if k and result.acceptance else 0
         done, timed_from = ends[min(cycle, len(ends) - 1)]
-        return decoded(tokens, begun, timed_from, len(tokens) - done, steps=[tuple(step) for step in result.acceptance])
+        return timed(tokens, begun, timed_from, done, result.acceptance)

@@ -1,4 +1,4 @@
-"""What ``plain`` and ``speculative`` share: the embedded pair, prompts, a contest, and what it came to."""
+"""What ``plain`` and ``speculative`` share: the embedded pair, prompts, rounds, and what they came to."""
 
 import argparse
 import statistics
@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import command, environment
-from benchmarks.contest import HERE, PEERS, ContestPrompt, Entry, Outcome, hold, pythons
-from benchmarks.measured import row_of
-from benchmarks.tables import Grid, number
-from benchmarks.ways import WAYS
+from benchmarks import command, peer_environment
+from benchmarks.decoder_rounds import HERE, PEERS, Entry, Outcome, RoundPrompt, pythons, run_rounds
+from benchmarks.decoders import DECODERS
+from benchmarks.grids import Grid, number
+from benchmarks.result_rows import row_of
 from hybridspec import embedded
 from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.decision import relative_interval, speedup
@@ -28,7 +28,10 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
         "--workload", action="append", help=f"embedded one or file; repeat for several ({', '.join(WORKLOADS)})"
     )
     parser.add_argument(
-        "--way", action="append", choices=list(WAYS), help="only these, beside our plain decoding; repeat for several"
+        "--way",
+        action="append",
+        choices=list(DECODERS),
+        help="only these, beside our plain decoding; repeat for several",
     )
     parser.add_argument("--prompts", type=command.at_least(1), default=2, help="of each workload")
     parser.add_argument("--new-tokens", type=command.at_least(2), default=48)
@@ -38,8 +41,8 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
     parser.add_argument(
         "--peers",
         type=Path,
-        help=f"folder of their environment, made when it is missing ({environment.default_folder()}); a smoke leaves "
-        "them out unless this is given",
+        help=f"folder of their environment, made when it is missing ({peer_environment.default_folder()}); "
+        "a smoke leaves them out unless this is given",
     )
     parser.add_argument("--without-compiling", action="store_true", help="leave out what takes minutes to compile")
     parser.add_argument("--without-peers", action="store_true", help="only what runs in this environment")
@@ -47,7 +50,7 @@ def options(name: str, description: str, example: str) -> argparse.ArgumentParse
 
 
 def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[dict], list[Grid]]) -> int:
-    """Holds the contest and shows its tables; the exit status. Entries of the peers' environment fall away
+    """Runs the rounds and shows their tables; the exit status. Entries of the peers' environment fall away
     ``--without-peers``, and in a smoke that names no ``--peers``.
     """
     console = command.console()
@@ -66,13 +69,13 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[
         entries = [entry for entry in entries if entry.environment != PEERS]
     elif any(entry.environment == PEERS for entry in entries):
         try:
-            python = environment.make(chosen.peers or environment.default_folder(), say=console.print)
-        except environment.EnvironmentNotMade as error:
+            python = peer_environment.make(chosen.peers or peer_environment.default_folder(), say=console.print)
+        except peer_environment.EnvironmentNotMade as error:
             print(error, file=sys.stderr)
             return 1
     prompts = encoded(chosen)
     with command.recorded(chosen, console) as result:
-        outcome = hold(
+        outcome = run_rounds(
             entries,
             prompts,
             target=chosen.target,
@@ -94,7 +97,7 @@ def run(chosen: argparse.Namespace, entries: Sequence[Entry], tables: Callable[[
     return 0
 
 
-def encoded(chosen: argparse.Namespace) -> list[ContestPrompt]:
+def encoded(chosen: argparse.Namespace) -> list[RoundPrompt]:
     """The prompts as the target's token ids, those that leave no room in the static caches left out."""
     from hybridspec.runtime.runner import TargetRunner
     from hybridspec.tuning.workloads.encoding import encode_prompt
@@ -103,7 +106,7 @@ def encoded(chosen: argparse.Namespace) -> list[ContestPrompt]:
     found = []
     for name in chosen.workload:
         fitting = [
-            ContestPrompt(f"{name}/{prompt.id}", name, tuple(tokens))
+            RoundPrompt(f"{name}/{prompt.id}", name, tuple(tokens))
             for prompt in find_workload(name).prompts
             if len(tokens := encode_prompt(runner, prompt)) + chosen.new_tokens <= ROOM
         ]

@@ -9,17 +9,18 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transformers_model import Model
-from benchmarks.ways import Decoded, Way, decoded, now
+from benchmarks.decoders import Decoder, now, timed
+from benchmarks.transformers_model import TransformersModel
+from hybridspec.decoding.timed_generation import TimedGeneration
 
 
-class Naive(Way):
+class Naive(Decoder):
     """K tokens of the draft per step; K at least 1."""
 
     def __init__(self, target: Path, draft: Path) -> None:
-        self.target, self.draft = Model(target), Model(draft)
+        self.target, self.draft = TransformersModel(target), TransformersModel(draft)
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         begun = now()
         cache, drafted = self.target.dynamic_cache(), self.draft.dynamic_cache()
         committed = list(prompt)
@@ -40,7 +41,7 @@ class Naive(Way):
             if stop is not None:
                 break
         tokens = committed[len(prompt) :]
-        return decoded(tokens, begun, timed_from, len(tokens), steps=steps)
+        return timed(tokens, begun, timed_from, steps=steps)
 
     def propose(self, committed: list[int], cache: Any, seen: int, wanted: int) -> tuple[list[int], Any, int]:
         """Drafted tokens, and the draft's cache with the number of committed tokens in it."""

@@ -1,4 +1,4 @@
-"""Ways of decoding a prompt, each on its own: what a worker runs.
+"""Decoders of a prompt, ours and others, each on its own: what a process of :mod:`benchmarks.decoder_process` runs.
 
 They differ in what they can separate. Ours and the hand-written loops know when their prefill ends. transformers'
 ``generate`` tells when its first token is there, so it is timed from then on, for one token less. economize prefills
@@ -8,52 +8,47 @@ its draft only after the first target pass, so it is timed from the end of its s
 import importlib
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.transformers_model import Model
+from benchmarks.transformers_model import TransformersModel
+from hybridspec.decoding.step import Step
+from hybridspec.decoding.timed_generation import TimedGeneration
+
+#: Wall and CPU seconds.
+Moment = tuple[float, float]
 
 
-def now() -> tuple[float, float]:
-    """Wall and CPU seconds."""
+def now() -> Moment:
     return time.perf_counter(), time.process_time()
 
 
-@dataclass
-class Decoded:
-    """``seconds`` (wall) and ``cpu_seconds`` are those of ``counted`` of the tokens, prefill left out; ``prefill``
-    seconds are those before. ``steps``: (drafted, accepted).
+def timed(
+    tokens: list[int], begun: Moment, timed_from: Moment, untimed: int = 0, steps: Sequence[tuple[int, int]] = ()
+) -> TimedGeneration:
+    """Of a generation that ends now.
+
+    Args:
+        untimed: tokens that were there at ``timed_from``.
+        steps: (drafted, accepted).
     """
-
-    tokens: list[int]
-    prefill_seconds: float
-    seconds: float
-    cpu_seconds: float
-    counted: int
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
+    (wall, cpu), (since, cpu_since) = now(), timed_from
+    loop = [Step(drafted, accepted) for drafted, accepted in steps]
+    return TimedGeneration(tokens, loop, wall - since, cpu - cpu_since, untimed, since - begun[0])
 
 
-def decoded(
-    tokens: list[int], begun: tuple[float, float], timed_from: tuple[float, float], counted: int, **more: object
-) -> Decoded:
-    """Of a run that ends now."""
-    wall, cpu = now()
-    return Decoded(tokens, timed_from[0] - begun[0], wall - timed_from[0], cpu - timed_from[1], counted, **more)
-
-
-class Way(ABC):
+class Decoder(ABC):
     """Loaded once with the folders of the pair, then decodes greedily as often as it is asked to."""
 
     @abstractmethod
     def __init__(self, target: Path, draft: Path) -> None: ...
 
     @abstractmethod
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded: ...
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration: ...
 
 
-class Ours(Way):
+class Ours(Decoder):
     """hybridspec; K = 0 is its plain decoding."""
 
     options: dict[str, object] = {}
@@ -65,24 +60,17 @@ class Ours(Way):
         self.target = TargetRunner.from_pretrained(target, **self.options)
         self.draft = SameArchitectureDraft(TargetRunner.from_pretrained(draft, **self.options))
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
+        from hybridspec.decoding.draft_length import FixedLength
+        from hybridspec.decoding.options import DecodeOptions
         from hybridspec.decoding.sampling import Sampling
         from hybridspec.tuning.timed_decoding import PreparedPrompt
 
-        begun = now()
+        begun, length = time.perf_counter(), FixedLength(k)
         with PreparedPrompt(self.target, self.draft if k else None, "", prompt, Sampling(), 0) as prepared:
-            prefilled = time.perf_counter() - begun[0]
-            run = prepared.run(k, new_tokens)
-        return Decoded(
-            run.tokens,
-            prefilled,
-            run.wall_seconds,
-            run.cpu_seconds,
-            len(run.tokens),
-            [(step.drafted, step.accepted) for step in run.steps],
-            sum(step.draft_seconds for step in run.steps),
-            sum(step.verify_seconds for step in run.steps),
-        )
+            prefilled = time.perf_counter() - begun
+            generation = prepared.run(DecodeOptions(length, new_tokens))
+        return replace(generation, prefill_seconds=prefilled)
 
 
 class CompiledOurs(Ours):
@@ -95,7 +83,7 @@ class CompiledOurs(Ours):
         #: Runners and lengths of blocks that have been through a pass.
         self.warm: set[tuple[object, int]] = set()
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         # The draft is fed two tokens after a block that was accepted as a whole.
         longest = [(self.target, k + 1)] + ([(self.draft.runner, 2)] if k else [])
         for runner, count in longest:
@@ -124,15 +112,15 @@ class FirstToken:
         return
 
 
-class Generate(Way):
+class Generate(Decoder):
     """transformers' ``generate`` with its default cache."""
 
     options: dict[str, object] = {}
 
     def __init__(self, target: Path, draft: Path | None = None) -> None:
-        self.model = Model(target)
+        self.model = TransformersModel(target)
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         import torch
 
         ids, first, begun = torch.tensor([prompt]), FirstToken(), now()
@@ -146,7 +134,7 @@ class Generate(Way):
             **self.options,
         )
         tokens = output[0, len(prompt) :].tolist()
-        return decoded(tokens, begun, first.at, len(tokens) - 1)
+        return timed(tokens, begun, first.at, untimed=1)
 
 
 class StaticGenerate(Generate):
@@ -163,7 +151,7 @@ class CompiledGenerate(Generate):
 
     length = 1024
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         from transformers import CompileConfig
 
         config = CompileConfig(fullgraph=False, mode="default", dynamic=False)
@@ -175,22 +163,22 @@ class CompiledGenerate(Generate):
         return super().decode(prompt, new_tokens, k)
 
 
-class Loop(Way):
+class Loop(Decoder):
     """A hand-written greedy loop over transformers' forward pass with its default cache."""
 
     def __init__(self, target: Path, draft: Path) -> None:
-        self.model = Model(target)
+        self.model = TransformersModel(target)
 
     def cache(self) -> object:
         return self.model.dynamic_cache()
 
-    def decode(self, prompt: list[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: list[int], new_tokens: int, k: int) -> TimedGeneration:
         begun, cache = now(), self.cache()
         tokens = [self.model.greedy(prompt, cache, 0)]
         first = now()
         while len(tokens) < new_tokens and tokens[-1] not in self.model.stop_tokens:
             tokens.append(self.step(tokens[-1], cache, len(prompt) + len(tokens) - 1))
-        return decoded(tokens, begun, first, len(tokens) - 1)
+        return timed(tokens, begun, first, untimed=1)
 
     def step(self, token: int, cache: object, position: int) -> int:
         return self.model.greedy([token], cache, position)
@@ -217,19 +205,19 @@ class CompiledLoop(Loop):
 
 
 #: Name -> class; those of the peers in files of their own, which import what only their environment has.
-WAYS = {
-    "ours": "benchmarks.ways:Ours",
-    "ours, compiled": "benchmarks.ways:CompiledOurs",
-    "generate": "benchmarks.ways:Generate",
-    "generate, static cache": "benchmarks.ways:StaticGenerate",
-    "generate, static cache, compiled": "benchmarks.ways:CompiledGenerate",
-    "loop": "benchmarks.ways:Loop",
-    "loop, static cache, compiled": "benchmarks.ways:CompiledLoop",
-    "naive": "benchmarks.naive:Naive",
-    "economize": "benchmarks.economize_way:Economize",
+DECODERS = {
+    "ours": "benchmarks.decoders:Ours",
+    "ours, compiled": "benchmarks.decoders:CompiledOurs",
+    "generate": "benchmarks.decoders:Generate",
+    "generate, static cache": "benchmarks.decoders:StaticGenerate",
+    "generate, static cache, compiled": "benchmarks.decoders:CompiledGenerate",
+    "loop": "benchmarks.decoders:Loop",
+    "loop, static cache, compiled": "benchmarks.decoders:CompiledLoop",
+    "naive": "benchmarks.naive_decoder:Naive",
+    "economize": "benchmarks.economize_decoder:Economize",
 }
 
 
-def way_class(name: str) -> type[Way]:
-    module, _, attribute = WAYS[name].partition(":")
+def decoder_class(name: str) -> type[Decoder]:
+    module, _, attribute = DECODERS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

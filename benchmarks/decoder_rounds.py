@@ -1,4 +1,4 @@
-"""Several ways of decoding on the same prompts, in turn, each in a process and an environment of its own."""
+"""Rounds in which decoders, each in a process and an environment of its own, take turns on the same prompts."""
 
 import json
 import random
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.machine import ROOT
-from benchmarks.ways import Decoded
+from hybridspec.decoding.step import Step
+from hybridspec.decoding.timed_generation import TimedGeneration
 from hybridspec.tuning.backends.base import Sample
 
 HERE = "here"
@@ -43,13 +44,13 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """A process that decodes one way; see :mod:`benchmarks.worker`. A context manager."""
+    """A process that decodes one way; see :mod:`benchmarks.decoder_process`. A context manager."""
 
     def __init__(self, python: str, way: str, target: Path, draft: Path, threads: int) -> None:
         self.way = way
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed on the way out
         self._process = subprocess.Popen(
-            [python, "-m", "benchmarks.worker", "--way", way]
+            [python, "-m", "benchmarks.decoder_process", "--way", way]
             + ["--target", str(target), "--draft", str(draft), "--threads", str(threads)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -76,7 +77,7 @@ class Worker:
         """
         return self._reply()["versions"]
 
-    def decode(self, prompt: Sequence[int], new_tokens: int, k: int) -> Decoded:
+    def decode(self, prompt: Sequence[int], new_tokens: int, k: int) -> TimedGeneration:
         """Raises :class:`WorkerFailed` if it could not."""
         request = {"prompt": list(prompt), "new_tokens": new_tokens, "k": k}
         try:
@@ -84,7 +85,8 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise WorkerFailed(self._last_words()) from None
-        return Decoded(**self._reply())
+        reply = self._reply()
+        return TimedGeneration(**{**reply, "steps": [Step(**step) for step in reply["steps"]]})
 
     def _reply(self) -> dict:
         line = self._process.stdout.readline()
@@ -103,7 +105,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class ContestPrompt:
+class RoundPrompt:
     """``id`` is unique among all workloads."""
 
     id: str
@@ -113,12 +115,12 @@ class ContestPrompt:
 
 @dataclass
 class Outcome:
-    """``runs[entry]``: one ``(prompt, Decoded)`` a round; the rounds of all entries are in the same order.
+    """``runs[entry]``: one ``(prompt, generation)`` a round; the rounds of all entries are in the same order.
 
     ``failed``: what the entries said that do not run here. ``versions``: of each environment.
     """
 
-    runs: dict[Entry, list[tuple[ContestPrompt, Decoded]]]
+    runs: dict[Entry, list[tuple[RoundPrompt, TimedGeneration]]]
     failed: dict[Entry, str] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     warm_up_seconds: dict[Entry, float] = field(default_factory=dict)
@@ -127,30 +129,15 @@ class Outcome:
     def samples(self, entry: Entry, reference: Entry) -> list[Sample]:
         """The entry's runs beside the reference's of the same prompt and round."""
         return [
-            sample_of(prompt.id, plain, run)
+            Sample.of(prompt.id, plain, run)
             for (prompt, run), (_, plain) in zip(self.runs[entry], self.runs[reference], strict=True)
-            if run.counted and plain.counted
+            if run.timed_tokens and plain.timed_tokens
         ]
 
 
-def sample_of(prompt: str, plain: Decoded, run: Decoded) -> Sample:
-    return Sample(
-        prompt,
-        plain.seconds,
-        plain.cpu_seconds,
-        plain.counted,
-        run.seconds,
-        run.cpu_seconds,
-        run.counted,
-        tuple((drafted, accepted) for drafted, accepted in run.steps),
-        run.draft_seconds,
-        run.verify_seconds,
-    )
-
-
-def hold(
+def run_rounds(
     entries: Sequence[Entry],
-    prompts: Sequence[ContestPrompt],
+    prompts: Sequence[RoundPrompt],
     *,
     target: Path,
     draft: Path,
@@ -163,7 +150,7 @@ def hold(
 ) -> Outcome:
     """Every entry decodes every prompt ``repeats`` times; within a round the order is drawn anew for each prompt.
 
-    An entry that fails leaves the contest with its reason. Ctrl-C ends it with the prompts that are done.
+    An entry that fails leaves the rounds with its reason. Ctrl-C ends them with the prompts that are done.
 
     Args:
         pythons: interpreter of each environment that the entries name.
