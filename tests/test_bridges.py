@@ -13,7 +13,7 @@ from torch import nn
 from hybridspec import embedded
 from hybridspec.decoding.loop import decode
 from hybridspec.decoding.step import Statistics
-from hybridspec.drafts.distillation.text_windows import Documents
+from hybridspec.drafts.distillation.text_windows import TextWindows
 from hybridspec.drafts.full_attention import viability
 from hybridspec.drafts.full_attention.bridge_training import train_bridges
 from hybridspec.drafts.full_attention.bridges import (
@@ -132,17 +132,17 @@ def test_folders_without_bridges_are_refused(target: TargetRunner, tmp_path: Pat
 
 
 def test_windows_of_a_corpus_repeat_and_share_files(corpus: Path, shipped: TargetRunner, tmp_path: Path) -> None:
-    documents = Documents(corpus, shipped.tokenizer, seed=1)
+    documents = TextWindows(corpus, shipped.tokenizer, seed=1)
     rows = documents.windows(3, 4, 50)
     assert rows.shape == (4, 50)
-    assert torch.equal(rows, Documents(corpus, shipped.tokenizer, seed=1).windows(3, 4, 50))
+    assert torch.equal(rows, TextWindows(corpus, shipped.tokenizer, seed=1).windows(3, 4, 50))
     assert not torch.equal(rows, documents.windows(4, 4, 50))
     (tmp_path / "notes.md").write_text("text")
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     for name, word in (("", "no text|UTF-8"), ("nowhere", "no such"), ("bytes.txt", "UTF-8")):
         with pytest.raises(InputError, match=word):
-            Documents(tmp_path / name, shipped.tokenizer)
+            TextWindows(tmp_path / name, shipped.tokenizer)
 
 
 def test_training_learns_resumes_and_keeps_what_was_trained(target: TargetRunner, corpus: Path, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_training_learns_resumes_and_keeps_what_was_trained(target: TargetRunner
     bridges, settings = load_bridges(tmp_path, target)
     assert settings.training["steps"] == second.step
     assert settings.training["corpus"] == ["a.txt", "b.txt"]
-    ids = Documents(corpus, target.tokenizer, seed=5).windows(0, 1, 100)[0].tolist()
+    ids = TextWindows(corpus, target.tokenizer, seed=5).windows(0, 1, 100)[0].tolist()
     trained = viability.measure(ReducedModel(target, bridges, 2), ids).viability()
     skipped = viability.measure(ReducedModel(target), ids).viability()
     assert trained.acceptance > skipped.acceptance

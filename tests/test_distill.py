@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 from hybridspec.cli import app as cli
 from hybridspec.decoding.loop import decode
 from hybridspec.decoding.step import Statistics
-from hybridspec.drafts.distillation import distill as distill_module
+from hybridspec.drafts.distillation import target_outputs
 from hybridspec.drafts.distillation.corpus import encode, prepare, split
-from hybridspec.drafts.distillation.distill import PROVENANCE, Settings, distill
+from hybridspec.drafts.distillation.distill import distill
 from hybridspec.drafts.distillation.documents import read_documents
-from hybridspec.drafts.distillation.matching import Lessons, learn, target_logits
+from hybridspec.drafts.distillation.logit_distillation import LogitsPool, learn, target_logits
+from hybridspec.drafts.distillation.provenance import PROVENANCE
+from hybridspec.drafts.distillation.settings import DistillationSettings
 from hybridspec.drafts.embedded_pair.tokenizer import train_tokenizer
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import HybridspecError, InputError
@@ -36,7 +38,7 @@ SMALL = {"minutes": 0.02, "length": 32, "rows": 1, "prompts": 2, "new_tokens": 6
 
 @pytest.fixture(autouse=True)
 def few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distill_module, "OUTPUT_ROWS", 3)
+    monkeypatch.setattr(target_outputs, "OUTPUT_ROWS", 3)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_draft_is_an_ordinary_checkpoint_with_provenance(target: TargetRunner, corpus: Path, tmp_path: Path) -> None:
     stages = []
-    settings = Settings(layers=2, **SMALL | {"minutes": 0.04})
+    settings = DistillationSettings(layers=2, **SMALL | {"minutes": 0.04})
     provenance = distill(target, [corpus], tmp_path, settings, progress=lambda *now: stages.append(now))
     assert provenance == json.loads((tmp_path / PROVENANCE).read_text())
     assert provenance["complete"] and provenance["kept_layers"] == [0, 3]
@@ -102,7 +104,7 @@ def test_an_interrupt_in_training_saves_the_draft_and_the_next_call_goes_on(
     target: TargetRunner, corpus: Path, tmp_path: Path
 ) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    settings = Settings(layers=2, **SMALL)
+    settings = DistillationSettings(layers=2, **SMALL)
     first = distill(target, [corpus], tmp_path, settings, progress=interrupt("training"))
     assert not first["complete"] and first["steps"] == 2
     assert first["held_out"]["after"] is None and first["held_out"]["before"]
@@ -117,13 +119,13 @@ def test_an_interrupt_in_training_saves_the_draft_and_the_next_call_goes_on(
     assert third["steps"] == second["steps"] and third["held_out"] == second["held_out"]
     assert weights == (tmp_path / "model.safetensors").read_bytes()
     assert not any("held-out" in stage for stage in stages)
-    more = distill(target, [corpus], tmp_path, Settings(layers=2, **SMALL | {"minutes": 0.04}))
+    more = distill(target, [corpus], tmp_path, DistillationSettings(layers=2, **SMALL | {"minutes": 0.04}))
     assert more["steps"] > second["steps"]
 
 
 @pytest.mark.parametrize("stage", ["outputs of the target", "held-out text, after"])
 def test_an_interrupt_elsewhere_loses_nothing(target: TargetRunner, corpus: Path, tmp_path: Path, stage: str) -> None:
-    settings = Settings(layers=2, **SMALL)
+    settings = DistillationSettings(layers=2, **SMALL)
     with pytest.raises(KeyboardInterrupt):
         distill(target, [corpus], tmp_path, settings, progress=interrupt(stage))
     if stage == "held-out text, after":
@@ -136,7 +138,7 @@ def test_a_family_that_returns_no_cache_learns_from_outputs_of_our_sessions(corp
     model = build("recurrent_gemma", arguments).float().eval()
     shake(model)
     runner = TargetRunner(model, train_tokenizer(DOCUMENTS, VOCABULARY))
-    provenance = distill(runner, [corpus], tmp_path, Settings(**SMALL))
+    provenance = distill(runner, [corpus], tmp_path, DistillationSettings(**SMALL))
     assert provenance["complete"] and provenance["kept_layers"] == [0, 5]
     assert np.load(tmp_path / "training" / "outputs.npy").shape[1] == 33
     assert TargetRunner.from_pretrained(tmp_path).config.block_types == ["recurrent", "attention"]
@@ -166,18 +168,18 @@ def test_a_bad_corpus_is_named(target: TargetRunner, tmp_path: Path, name: str, 
     write(folder, name, content)
     for path in (folder, folder / name):
         with pytest.raises(InputError, match=message if path is folder or "folder" not in message else "no text in it"):
-            distill(target, [path], tmp_path / "out", Settings(**SMALL))
+            distill(target, [path], tmp_path / "out", DistillationSettings(**SMALL))
     write(folder, name, b"").unlink()
     write(folder, "good.txt", "\n<|endoftext|>\n".join(DOCUMENTS).encode())
     # The refused corpus is forgotten.
     with pytest.raises(KeyboardInterrupt):
-        distill(target, [folder], tmp_path / "out", Settings(**SMALL), progress=interrupt("corpus"))
+        distill(target, [folder], tmp_path / "out", DistillationSettings(**SMALL), progress=interrupt("corpus"))
 
 
 def test_options_and_folders_that_do_not_fit_are_refused(target: TargetRunner, corpus: Path, tmp_path: Path) -> None:
     def refused(message: str, out: Path = tmp_path / "new", texts: Path = corpus, **changes: object) -> None:
         with pytest.raises(HybridspecError, match=message):
-            distill(target, [texts], out, Settings(**SMALL | changes))
+            distill(target, [texts], out, DistillationSettings(**SMALL | changes))
 
     refused("no such file or folder", texts=tmp_path / "nowhere")
     refused("minutes must be above 0", minutes=0.0)
@@ -195,20 +197,20 @@ def test_options_and_folders_that_do_not_fit_are_refused(target: TargetRunner, c
     refused("cannot make this folder", out=write(tmp_path, "file", b"") / "below")
 
     out = tmp_path / "out"
-    distill(target, [corpus], out, Settings(layers=2, **SMALL))
+    distill(target, [corpus], out, DistillationSettings(layers=2, **SMALL))
     refused("begun with another kept layers", out=out, layers=3)
     refused("begun with another length", out=out, layers=2, length=64)
     refused("begun with another corpus", out=out, layers=2, texts=corpus / "back.jsonl")
     second = TargetRunner(tiny_model(vocabulary=VOCABULARY, layers=4, seed=9), target.tokenizer)
     with pytest.raises(InputError, match="begun with another target"):
-        distill(second, [corpus], out, Settings(layers=2, **SMALL))
+        distill(second, [corpus], out, DistillationSettings(layers=2, **SMALL))
     write(out / "training", "checkpoint.pt", b"broken")
     refused("checkpoint.pt: training cannot go on from it", out=out, layers=2)
 
 
 def test_a_loss_that_is_no_number_is_told(target: TargetRunner, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(HybridspecError, match="training went astray. Use a smaller --rate"):
-        distill(target, [corpus], tmp_path, Settings(**SMALL | {"rate": 1e30, "minutes": 0.2}))
+        distill(target, [corpus], tmp_path, DistillationSettings(**SMALL | {"rate": 1e30, "minutes": 0.2}))
 
 
 def test_the_command(
@@ -268,16 +270,16 @@ def test_a_vocabulary_beyond_sixteen_bits_keeps_its_tokens(target: TargetRunner,
     assert torch.equal(small.sampler(0).batch(5, 0, 3, 32), large.sampler(0).batch(5, 0, 3, 32))
 
 
-def test_lessons_are_those_of_the_target_and_their_gradients_add_up() -> None:
+def test_logits_are_those_of_the_target_and_their_gradients_add_up() -> None:
     target, draft = tiny_model(layers=4), tiny_model(layers=4, seed=3)
     batches = iter(torch.randint(3, 90, (20, 2, 16), generator=torch.Generator().manual_seed(0)))
-    lessons = Lessons(target, rows=2, length=16, seed=0)
+    pool = LogitsPool(target, rows=2, length=16, seed=0)
     for step in range(8):
-        parts = list(lessons.step(step, lambda: next(batches)))
+        parts = list(pool.step(step, lambda: next(batches)))
         for inputs, logits in parts:
             torch.testing.assert_close(logits, target_logits(target, inputs), rtol=2e-3, atol=2e-3)
-    assert lessons.fresh_tokens == 2 * 2 * 16
-    without = Lessons(target, rows=2, length=16, seed=0, largest_bytes=1000)
+    assert pool.fresh_tokens == 2 * 2 * 16
+    without = LogitsPool(target, rows=2, length=16, seed=0, largest_bytes=1000)
     assert len(list(without.step(0, lambda: next(batches)))) == len(list(without.step(1, lambda: next(batches)))) == 1
     assert without.fresh_tokens == 2 * 2 * 16
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hybridspec.drafts.distillation.optimizer import MuonAdamW, orthogonalise
-from hybridspec.drafts.distillation.sitting import Processes, Sitting, learning_rate_scale
 from hybridspec.drafts.distillation.training_kernels import training_kernels
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun, learning_rate_scale
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair import data, distil, outputs, target, unloop
 from hybridspec.drafts.embedded_pair.data import is_permissive, read_corpus
@@ -73,16 +73,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
     def train(folder: Path, steps: int) -> dict:
         model = make_model(make_config(2, 64, 32), seed=0)
-        sitting = Sitting(folder, {"m": model}, minutes=1e9, processes=Processes(0, 1))
+        run = TrainingRun(folder, {"m": model}, minutes=1e9, processes=Processes(0, 1))
 
         def step(number: int, _: float) -> tuple[dict[str, float], int]:
             batch = torch.randint(0, 64, (2, 33), generator=torch.Generator().manual_seed(number))
             logits = model(input_ids=batch[:, :-1], use_cache=False).logits
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-            sitting.stop_asked = number + 1 == steps
+            run.stop_asked = number + 1 == steps
             return {}, 64
 
-        sitting.run(step)
+        run.run(step)
         return model.state_dict()
 
     whole = train(tmp_path / "whole", 6)

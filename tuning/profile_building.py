@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import torch
 
+from hybridspec.checkpoints.config_layers import layer_kinds
 from hybridspec.decoding.draft import Draft
 from hybridspec.engines.export.key_sets import choose_key_set
 from hybridspec.engines.export.models import read_models
@@ -58,7 +59,7 @@ def profile_frame(
 
 
 def describe_model(runner: TargetRunner) -> dict:
-    kinds = getattr(runner.config, "layer_types", None) or ["full_attention"] * runner.config.num_hidden_layers
+    kinds = layer_kinds(runner.config.to_dict())
     return {
         "name": runner.name,
         "path": str(runner.path) if runner.path else None,

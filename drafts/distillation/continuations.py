@@ -8,7 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
+from hybridspec.decoding.loop import decode
+from hybridspec.decoding.sampling import Sampling
 from hybridspec.errors import UnsupportedLayerError
+from hybridspec.runtime.runner import TargetRunner
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 
@@ -51,3 +54,20 @@ def continue_windows(
         tokens.append(block)
         tick(position + 1)
     return torch.cat(tokens, 1)
+
+
+def continue_one_by_one(
+    target: TargetRunner,
+    windows: Tensor,
+    length: int,
+    generator: torch.Generator,
+    tick: Callable[[int], None] = lambda _: None,
+) -> Tensor:
+    """As :func:`continue_windows`, for a model that only our own sessions can continue."""
+    rows = []
+    for number, window in enumerate(windows.tolist()):
+        sampling = Sampling(TEMPERATURES[number % len(TEMPERATURES)])
+        options = {"max_new_tokens": length - len(window), "sampling": sampling, "generator": generator}
+        rows.append([*window, *(token.id for token in decode(target, window, stop_tokens=frozenset(), **options))])
+        tick(round(length * (number + 1) / len(windows)))
+    return torch.tensor(rows)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hybridspec.drafts.distillation.matching import rows_at_once
+from hybridspec.drafts.distillation.logit_distillation import rows_at_once
 
 
 @dataclass

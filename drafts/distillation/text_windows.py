@@ -13,7 +13,7 @@ from hybridspec.drafts.distillation.documents import read_documents, text_files
 CHARACTERS = 6
 
 
-class Documents:
+class TextWindows:
     """Text files and windows drawn from them; each file has the same share, whatever its size.
 
     Args:

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM
 
-from hybridspec.drafts.distillation.matching import OutputPool, learn, target_logits
-from hybridspec.drafts.distillation.sitting import Processes, Sitting
+from hybridspec.drafts.distillation.logit_distillation import learn, target_logits
+from hybridspec.drafts.distillation.output_pool import OutputPool
 from hybridspec.drafts.distillation.training_kernels import training_kernels
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 from hybridspec.drafts.embedded_pair.target import compile_layers, make_config, make_model
@@ -56,7 +57,7 @@ def main() -> None:
     corpus = WindowSampler(arguments.data, MIXTURE, arguments.seed)
     outputs = OutputPool(arguments.outputs, arguments.seed)
     with Processes() as processes, training_kernels():
-        sitting = Sitting(arguments.out, drafts, arguments.minutes, processes)
+        run = TrainingRun(arguments.out, drafts, arguments.minutes, processes)
         if arguments.compile:
             for model in (target, *drafts.values()):
                 compile_layers(model)
@@ -66,7 +67,7 @@ def main() -> None:
             inputs = torch.cat(parts)[:, :-1]
             return learn(drafts, [(inputs, target_logits(target, inputs))], len(inputs)), inputs.numel()
 
-        sitting.run(train_step)
+        run.run(train_step)
     if processes.rank == 0:
         tokenizer = load_tokenizer(arguments.target)
         for name, draft in drafts.items():

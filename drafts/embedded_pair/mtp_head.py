@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from hybridspec.decoding.loop import decode
 from hybridspec.decoding.step import Statistics
-from hybridspec.drafts.distillation.matching import OutputPool
-from hybridspec.drafts.distillation.sitting import Processes, Sitting
+from hybridspec.drafts.distillation.output_pool import OutputPool
 from hybridspec.drafts.distillation.training_kernels import training_kernels
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 from hybridspec.drafts.embedded_pair.target import compile_layers
@@ -154,7 +154,7 @@ def main() -> None:
     outputs = OutputPool(arguments.outputs, arguments.seed)
     weights = [DECAY**depth for depth in range(arguments.depths)]
     with Processes() as processes, training_kernels():
-        sitting = Sitting(arguments.out, {"head": head}, arguments.minutes, processes)
+        run = TrainingRun(arguments.out, {"head": head}, arguments.minutes, processes)
         if arguments.compile:
             compile_layers(target)
 
@@ -174,7 +174,7 @@ def main() -> None:
             loss.backward()
             return {"loss": loss.item(), **report}, inputs.numel()
 
-        sitting.run(train_step)
+        run.run(train_step)
     if processes.rank == 0:
         from hybridspec import embedded
 

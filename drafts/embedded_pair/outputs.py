@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hybridspec.drafts.distillation.continuations import continue_windows
+from hybridspec.drafts.distillation.output_pool import read_outputs, write_outputs
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 
@@ -35,16 +36,14 @@ def main() -> None:
 
     model = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32, local_files_only=True).eval()
     sampler = WindowSampler(arguments.data, MIXTURE, arguments.seed)
-    pool = [np.load(arguments.out)] if arguments.out.is_file() else []
+    pool = read_outputs(arguments.out)
     begun = time.monotonic()
     while time.monotonic() - begun < 60 * arguments.minutes:
         step = sum(map(len, pool))
         windows = sampler.batch(step, 0, arguments.rows, arguments.prompt - 1)
         generator = torch.Generator().manual_seed(arguments.seed * 1_000_003 + step)
         pool.append(continue_windows(model, windows, arguments.length, generator).numpy().astype(np.uint16))
-        partial = arguments.out.with_suffix(".partial.npy")
-        np.save(partial, np.concatenate(pool))
-        partial.replace(arguments.out)
+        write_outputs(arguments.out, pool)
         print(f"{sum(map(len, pool)):,} rows of {arguments.length} tokens", flush=True)
 
 

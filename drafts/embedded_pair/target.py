@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from hybridspec.drafts.distillation.sitting import Processes, Sitting
 from hybridspec.drafts.distillation.training_kernels import training_kernels
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 from hybridspec.drafts.embedded_pair.tokenizer import load_tokenizer
@@ -96,7 +96,7 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(arguments.continue_from, **options).train()
     with Processes() as processes, training_kernels():
         rates = {"muon_lr": 0.02 * arguments.rate, "adam_lr": 4e-3 * arguments.rate}
-        sitting = Sitting(arguments.out, {"target": model}, arguments.minutes, processes, **rates)
+        run = TrainingRun(arguments.out, {"target": model}, arguments.minutes, processes, **rates)
         if arguments.compile:
             compile_layers(model)
 
@@ -108,7 +108,7 @@ def main() -> None:
             loss.backward()
             return {"loss": loss.item()}, rows * length
 
-        sitting.run(train_step)
+        run.run(train_step)
     if processes.rank == 0:
         model.save_pretrained(arguments.out / "target")
         tokenizer.save_pretrained(arguments.out / "target")

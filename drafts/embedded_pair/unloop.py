@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hybridspec.drafts.distillation.continuations import continue_windows
-from hybridspec.drafts.distillation.sitting import Processes, Sitting
 from hybridspec.drafts.distillation.training_kernels import native_kernels, training_kernels
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
 from hybridspec.drafts.embedded_pair.target import compile_layers
@@ -87,7 +87,7 @@ def main() -> None:
     pool: list[Tensor] = []
 
     with Processes() as processes, training_kernels():
-        sitting = Sitting(arguments.out, {"target": model}, arguments.minutes, processes, muon_lr=0.002, adam_lr=4e-4)
+        run = TrainingRun(arguments.out, {"target": model}, arguments.minutes, processes, muon_lr=0.002, adam_lr=4e-4)
         if arguments.compile:
             compile_layers(model)
 
@@ -113,7 +113,7 @@ def main() -> None:
             looping = mask.float().mean().item()
             return {"loss": loss.item(), "looping": looping}, batch[:, 1:].numel()
 
-        sitting.run(train_step)
+        run.run(train_step)
     if processes.rank == 0:
         model.save_pretrained(arguments.out / "target")
         load_tokenizer(arguments.target).save_pretrained(arguments.out / "target")

@@ -16,8 +16,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hybridspec.drafts.distillation.sitting import Processes, Sitting
-from hybridspec.drafts.distillation.text_windows import Documents
+from hybridspec.drafts.distillation.text_windows import TextWindows
+from hybridspec.drafts.distillation.training_run import Processes, TrainingRun
 from hybridspec.drafts.full_attention.block_pass import Truth, draft_pass, target_pass
 from hybridspec.drafts.full_attention.bridges import (
     SETTINGS,
@@ -51,11 +51,11 @@ def train_bridges(
     rows: int = 8,
     length: int = 256,
     seed: int = 0,
-) -> Sitting:
+) -> TrainingRun:
     """Trains until ``minutes`` are spent over all calls, or until SIGINT; what was trained is saved either way.
 
     Args:
-        corpus: see :class:`~hybridspec.drafts.distillation.text_windows.Documents`.
+        corpus: see :class:`~hybridspec.drafts.distillation.text_windows.TextWindows`.
         out: folder of the bridges; a checkpoint in it is gone on from.
         window, inner: see :class:`~hybridspec.drafts.full_attention.bridges.BridgeSettings`.
         rows, length: windows of text per step, and their tokens.
@@ -69,27 +69,27 @@ def train_bridges(
         raise InputError(f"length must be from {2 * BLOCK} to the target's context of {target.max_length}")
     settings = describe(target, window, inner)
     check_folder(out, settings)
-    documents = Documents(corpus, target.tokenizer, seed)
+    documents = TextWindows(corpus, target.tokenizer, seed)
     torch.manual_seed(seed)
     target.model.requires_grad_(False)
     bridges = make_bridges(settings).to(target.device)
     reduced = ReducedModel(target, bridges, window)
     set_gains(reduced, bridges, documents.windows(0, rows, length).to(target.device))
-    sitting = Sitting(out, {"bridges": bridges}, minutes, Processes())
+    run = TrainingRun(out, {"bridges": bridges}, minutes, Processes())
     save_bridges(out, bridges, settings)
     last: dict[str, float] = {}
     step_of = training_step(reduced, bridges, documents, rows, length, seed, last)
     handlers = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
     try:
-        sitting.run(step_of)
+        run.run(step_of)
     finally:
         for name, handler in handlers.items():
             signal.signal(name, handler)
         settings.training = {
             "corpus": sorted(documents.files),
-            "tokens": sitting.tokens,
-            "steps": sitting.step,
-            "minutes": round(sitting.trained_seconds / 60, 1),
+            "tokens": run.tokens,
+            "steps": run.step,
+            "minutes": round(run.trained_seconds / 60, 1),
             "rows": rows,
             "length": length,
             "seed": seed,
@@ -101,7 +101,7 @@ def train_bridges(
             },
         }
         save_bridges(out, bridges, settings)
-    return sitting
+    return run
 
 
 def check_folder(out: Path, settings: BridgeSettings) -> None:
@@ -120,13 +120,13 @@ def check_folder(out: Path, settings: BridgeSettings) -> None:
 def training_step(
     reduced: ReducedModel,
     bridges: nn.ModuleList,
-    documents: Documents,
+    documents: TextWindows,
     rows: int,
     length: int,
     seed: int,
     last: dict[str, float],
 ) -> Callable[[int, float], tuple[dict[str, float], int]]:
-    """What :meth:`Sitting.run` calls; ``last`` receives the losses of each step."""
+    """What :meth:`TrainingRun.run` calls; ``last`` receives the losses of each step."""
     pool: list[tuple[Tensor, Truth]] = []
 
     def step(number: int, progress: float) -> tuple[dict[str, float], int]:

@@ -1,7 +1,7 @@
 """Whether a target can draft for itself with its full-attention layers: a measurement before anyone waits for more."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from hybridspec.errors import InputError
 CAN_PAY, CANNOT_PAY = 5.0, 20.0
 #: Tokens of a window: long texts are cut into such pieces.
 WINDOW = 256
+#: Name of the row of all texts.
+TOGETHER = "all"
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,29 @@ def probe(reduced: ReducedModel, texts: Iterable[Sequence[int]], most: int = 200
     Raises:
         InputError: no text has two tokens.
     """
-    totals = Totals()
-    for piece in windows(texts, most):
-        totals.add(measure(reduced, piece))
-    return totals.viability()
+    return probe_each(reduced, {"": texts}, most)[TOGETHER]
+
+
+def probe_each(
+    reduced: ReducedModel,
+    texts: Mapping[str, Iterable[Sequence[int]]],
+    most: int,
+    track: Callable[[Sequence[tuple[str, list[int]]]], Iterable[tuple[str, list[int]]]] = iter,
+) -> dict[str, Viability]:
+    """:func:`probe` for each name of ``texts``, and under ``all`` for everything together.
+
+    Args:
+        most: tokens of each text.
+        track: passes the (name, window) pairs on, one after the other, to show how far the work is.
+
+    Raises:
+        InputError: a text has not two tokens.
+    """
+    work = [(name, piece) for name, parts in texts.items() for piece in windows(parts, most)]
+    totals = {name: Totals() for name in texts}
+    for name, piece in track(work):
+        totals[name].add(measure(reduced, piece))
+    together = Totals()
+    for each in totals.values():
+        together.add(each)
+    return {name: each.viability() for name, each in totals.items()} | {TOGETHER: together.viability()}

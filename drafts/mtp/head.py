@@ -26,7 +26,7 @@ from hybridspec.errors import InputError, UnsupportedLayerError
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadLayout:
     """How a family publishes its head.
 
     Attributes:
@@ -59,7 +59,7 @@ class Layout:
         return self.root.format(n=config.num_hidden_layers)
 
 
-QWEN = Layout(
+QWEN = HeadLayout(
     "mtp_num_hidden_layers",
     "mtp.",
     {
@@ -69,13 +69,13 @@ QWEN = Layout(
         "decoder.": "",
     },
 )
-QWEN_STREAMS = Layout(
+QWEN_STREAMS = HeadLayout(
     "mtp_num_hidden_layers",
     "mtp.",
     QWEN.names | {"projection.": "fc_embedding.", "hidden_projection.": "fc_hidden."},
     unread=("mtp.hyper_connection_mixer.block_inject_weight.weight",),
 )
-NEMOTRON = Layout(
+NEMOTRON = HeadLayout(
     "num_nextn_predict_layers",
     "mtp.",
     {
@@ -87,7 +87,7 @@ NEMOTRON = Layout(
     },
     layer_types="mtp_layers_block_type",
 )
-BAILING = Layout(
+BAILING = HeadLayout(
     "num_nextn_predict_layers",
     "layers.{n}.",
     {
@@ -101,7 +101,7 @@ BAILING = Layout(
 )
 
 #: Model type of the text config -> layout.
-LAYOUTS: dict[str, Layout] = {
+LAYOUTS: dict[str, HeadLayout] = {
     "qwen3_next": QWEN,
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": QWEN,
@@ -113,7 +113,7 @@ LAYOUTS: dict[str, Layout] = {
 STATELESS = {"full_attention", "indexed_attention", "attention", "moe", "mlp", "dense"}
 
 
-def layout_of(config: PreTrainedConfig) -> Layout:
+def layout_of(config: PreTrainedConfig) -> HeadLayout:
     """The layout of the head of a text config.
 
     Raises:
@@ -142,7 +142,7 @@ def layout_of(config: PreTrainedConfig) -> Layout:
     return layout
 
 
-def head_config(config: PreTrainedConfig, layout: Layout) -> PreTrainedConfig:
+def head_config(config: PreTrainedConfig, layout: HeadLayout) -> PreTrainedConfig:
     """The target's text config with the head's layers for its own."""
     config = copy.deepcopy(config)
     if layout.layer_types:

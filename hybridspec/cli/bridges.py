@@ -35,8 +35,8 @@ def bridges(
 
     runner = load_target(target, LoadOptions(), threads)
     options = {"window": window, "inner": inner, "rows": rows, "length": length, "seed": seed}
-    sitting = train_bridges(runner, corpus, out, minutes=minutes, **options)
-    typer.echo(f"{out}: bridges of {sitting.trained_seconds / 60:.1f} minutes, {sitting.step} steps")
-    if sitting.progress < 1:
+    run = train_bridges(runner, corpus, out, minutes=minutes, **options)
+    typer.echo(f"{out}: bridges of {run.trained_seconds / 60:.1f} minutes, {run.step} steps")
+    if run.progress < 1:
         typer.echo("interrupted: run the same command again to go on")
         raise typer.Exit(130)

@@ -12,11 +12,11 @@ from rich.table import Table
 WIDEST = 10_000
 
 
-def progress_bar(console: Console) -> Progress:
-    """One line for each task, with time gone by and what is running."""
+def progress_bar(console: Console, description: int = 14, bar: int = 24) -> Progress:
+    """One line for each task, with time gone by and what is running; columns of its description and its bar."""
     return Progress(
-        TextColumn("{task.description:14}"),
-        BarColumn(24),
+        TextColumn(f"{{task.description:{description}}}"),
+        BarColumn(bar),
         TimeElapsedColumn(),
         TextColumn("{task.fields[detail]}"),
         console=console,

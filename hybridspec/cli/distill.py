@@ -63,20 +63,30 @@ def distill(
     from rich.console import Console
 
     from hybridspec import embedded
-    from hybridspec.cli.consoles import table_console
-    from hybridspec.drafts.distillation.distill import PROVENANCE, Settings
+    from hybridspec.cli.consoles import progress_bar, table_console
     from hybridspec.drafts.distillation.distill import distill as run
     from hybridspec.drafts.distillation.documents import text_files
+    from hybridspec.drafts.distillation.provenance import PROVENANCE
+    from hybridspec.drafts.distillation.settings import DistillationSettings
 
-    kept = None if keep_layers is None else _numbers(keep_layers)
-    settings = Settings(layers, kept, minutes, k, rows, length, seed, rate, prompts)
+    settings = DistillationSettings(
+        layers=layers,
+        keep_layers=None if keep_layers is None else _numbers(keep_layers),
+        minutes=minutes,
+        k=k,
+        rows=rows,
+        length=length,
+        seed=seed,
+        rate=rate,
+        prompts=prompts,
+    )
     # Before a large target is loaded.
     text_files([*corpus, *(heldout or ())])
     console = Console(stderr=True)
     with console.status("loading the target"):
         runner = load_target(target, LoadOptions(rollback=rollback), threads)
     try:
-        with _progress_bar(console) as bar:
+        with progress_bar(console, 22, 20) as bar:
             tasks: dict[str, int] = {}
 
             def show(stage: str, share: float, detail: str) -> None:
@@ -119,18 +129,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise InputError(f"--keep-layers {text}: give layer numbers with commas between, as in 0,3") from error
-
-
-def _progress_bar(console: "Console") -> object:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description:22}"),
-        BarColumn(20),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[detail]}"),
-        console=console,
-    )
 
 
 def _summary(console: "Console", provenance: dict) -> None:

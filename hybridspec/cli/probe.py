@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,27 +46,22 @@ def probe(
     from rich.progress import track
 
     from hybridspec.drafts.full_attention.strategy import FullAttentionDraft
-    from hybridspec.drafts.full_attention.viability import Totals, measure, windows
+    from hybridspec.drafts.full_attention.viability import TOGETHER, probe_each
 
     texts = {path.name: [read_text(path)] for path in text or ()} or _workloads()
     runner = load_target(target, LoadOptions(rollback=rollback), threads)
     draft = FullAttentionDraft.create(runner, bridges)
-    pieces = {name: windows(map(runner.encode, parts), tokens) for name, parts in texts.items()}
-    totals = {name: Totals() for name in pieces}
-    work = [(name, piece) for name, group in pieces.items() for piece in group]
-    for name, piece in track(work, "probing", console=Console(stderr=True), transient=True):
-        totals[name].add(measure(draft.reduced, piece))
-    together = Totals()
-    for each in totals.values():
-        together.add(each)
-    rows = {name: each.viability() for name, each in totals.items()} | {"all": together.viability()}
+    encoded = {name: map(runner.encode, parts) for name, parts in texts.items()}
+    bar = partial(track, description="probing", console=Console(stderr=True), transient=True)
+    rows = probe_each(draft.reduced, encoded, tokens, bar)
+    verdict = rows[TOGETHER].verdict
     if as_json:
-        answer = {"target": runner.name, "draft": draft.name, "verdict": rows["all"].verdict}
+        answer = {"target": runner.name, "draft": draft.name, "verdict": verdict}
         json.dump(answer | {"texts": {name: as_dict(row) for name, row in rows.items()}}, sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
         show(rows, runner.name, draft.name)
-    if rows["all"].verdict == "cannot pay":
+    if verdict == "cannot pay":
         raise typer.Exit(1)
 
 

@@ -49,7 +49,7 @@ def option(name: str, *flags: str, **more: object) -> object:
     least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
     text = field.description or ""
     told = field.get_default()
-    if told not in (None, False, ()) and "efault" not in text:
+    if told is not None and told is not False and told != () and "efault" not in text:
         text += f" Default: {told}."
     return typer.Option(*flags, help=text, min=least, show_default=False, **more)
 

@@ -1,11 +1,9 @@
-"""Learning a target's distributions: one step of it, and the pools of its outputs and logits to learn from."""
+"""Learning a target's distributions: its logits, each kept for several steps, and one step of a draft on them."""
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,24 +12,12 @@ from transformers import PreTrainedModel
 LARGEST_LOGITS = 2**27
 
 
-class OutputPool:
-    """Rows of the target's own outputs; the same (seed, step, rank) always gives the same rows."""
-
-    def __init__(self, paths: Sequence[Path], seed: int) -> None:
-        self.rows, self.seed = np.concatenate([np.load(path) for path in paths]), seed
-
-    def batch(self, step: int, rank: int, rows: int, length: int) -> Tensor:
-        """int64 token ids ``[rows, length + 1]``."""
-        rng = np.random.default_rng([self.seed, step, rank, 1])
-        return torch.from_numpy(self.rows[rng.integers(0, len(self.rows), rows), : length + 1].astype(np.int64))
-
-
 def rows_at_once(model: PreTrainedModel, length: int) -> int:
     """How many rows of ``length`` tokens a forward pass should take, for its logits not to fill the memory."""
     return max(1, LARGEST_LOGITS // (length * model.config.get_text_config(decoder=True).vocab_size))
 
 
-class Lessons:
+class LogitsPool:
     """Windows with the target's logits on them. A draft meets each several times: a pass of the target costs more.
 
     Logits are kept in fp16, the newest ones, in at most ``largest_bytes``; where too few fit (a large vocabulary), each

@@ -62,7 +62,7 @@ def learning_rate_scale(step: int, progress: float, warmup_steps: int = 40, deca
     return min(1.0, (step + 1) / warmup_steps) * min(1.0, max(0.03, (1 - progress) / decay_share))
 
 
-class Sitting:
+class TrainingRun:
     """Runs ``train_step`` until the budget is spent or SIGINT/SIGTERM asks to stop; saves as it goes.
 
     Args:
