@@ -46,14 +46,18 @@ def findings() -> str:
 
 def profile_fields() -> str:
     """Every field of a profile, by the object that holds it."""
-    from hybridspec.tuning.profile_file import schema
+    from hybridspec.tuning.profile import Profile
 
-    whole = schema()
+    whole = Profile.model_json_schema()
     lines = fields("Profile", whole)
-    titles = {"model": "Target", "draft": "Draft"}
     for name, definition in whole["$defs"].items():
-        lines += fields(titles.get(name, name.capitalize()), definition)
+        lines += fields(title_of(name), definition)
     return "\n".join(lines)
+
+
+def title_of(record: str) -> str:
+    """``WorkloadProfile`` as Workload, ``AcceptanceCurve`` as Acceptance; the model is the target."""
+    return {"ModelRecord": "Target"}.get(record, re.findall("[A-Z][a-z]+", record)[0])
 
 
 def fields(title: str, node: dict[str, Any]) -> list[str]:
@@ -83,8 +87,8 @@ def objects(field: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def kind(field: dict[str, Any]) -> str:
     """The type of a field in words."""
     if "$ref" in field:
-        name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{ {'model': 'target'}.get(name, name) })"
+        name = title_of(field["$ref"].rpartition("/")[2]).lower()
+        return f"[{name}](#{name})"
     if "const" in field:
         return f"always {json.dumps(field['const'])}"
     if "enum" in field:
@@ -97,7 +101,7 @@ def kind(field: dict[str, Any]) -> str:
     more = field.get("additionalProperties")
     if types == ["object"] and isinstance(more, dict):
         return f"object of {kind(more)}"
-    if types == ["array"] and "items" in field:
+    if types == ["array"] and field.get("items"):
         return f"array of {kind(field['items'])}"
     return " or ".join(types)
 

@@ -1,8 +1,8 @@
 """Profiles made by hand, for what reads them: no model runs."""
 
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.profile import describe_configuration
-from hybridspec.tuning.profile_file import SCHEMA
+from hybridspec.tuning.profile import SCHEMA, Profile
+from hybridspec.tuning.profile_building import describe_configuration
 
 DRAFTS = ("same-architecture:draft-2-layers", "same-architecture:draft-4-layers", "prompt-lookup")
 LONGEST = 8
@@ -81,27 +81,35 @@ def workload(
     }
 
 
+def at_once(k: int, speedup: float | None = None) -> dict:
+    """What is best at one number of requests at a time."""
+    unknown = ("interval_90", "acceptance", "acceptance_length", "tokens_per_second", "predicted")
+    return dict.fromkeys(unknown) | {"k": k, "draft": DRAFTS[0], "speedup": speedup, "reason": "the fastest"}
+
+
 def unmeasured() -> dict:
     """Interrupted before its survey was done."""
     empty = {"acceptance": {}, "costs": None, "predicted": [], "acceptance_rate": None, "acceptance_length": None}
     return workload(None) | empty
 
 
-def profile(workloads: dict[str, dict], drafts: tuple[str, ...] = DRAFTS) -> dict:
-    return {
-        "schema": SCHEMA,
-        "hybridspec": "0.1.0",
-        "created": "2026-01-02T03:04:05+00:00",
-        "backend": "torch",
-        "target": {
-            "name": "target",
-            "path": None,
-            "fingerprint": "0123456789abcdef",
-            "dtype": "float32",
-            "layers": {"linear_attention": 18, "full_attention": 6},
-        },
-        "drafts": {draft: {"name": draft} for draft in drafts},
-        "machine": {"system": "Linux", "cores": 2, "load_average": 0.5, "torch": "2.13.0"},
-        "settings": {"longest": LONGEST, "prompts": 3, "seconds": None},
-        "workloads": workloads,
-    }
+def profile(workloads: dict[str, dict], drafts: tuple[str, ...] = DRAFTS, hybridspec: str = "0.1.0") -> Profile:
+    return Profile.model_validate(
+        {
+            "schema": SCHEMA,
+            "hybridspec": hybridspec,
+            "created": "2026-01-02T03:04:05+00:00",
+            "backend": "torch",
+            "target": {
+                "name": "target",
+                "path": None,
+                "fingerprint": "0123456789abcdef",
+                "dtype": "float32",
+                "layers": {"linear_attention": 18, "full_attention": 6},
+            },
+            "drafts": {draft: {"name": draft} for draft in drafts},
+            "machine": {"system": "Linux", "cores": 2, "load_average": 0.5, "torch": "2.13.0"},
+            "settings": {"longest": LONGEST, "prompts": 3, "seconds": None},
+            "workloads": workloads,
+        }
+    )

@@ -32,7 +32,7 @@ def test_tune_writes_a_profile_and_resumes(capsys: pytest.CaptureFixture, tmp_pa
     status, out, _ = run(capsys, *arguments, "--json")
     assert status == 0
     profile = json.loads(out)
-    assert profile == read_profile(tmp_path)
+    assert profile == read_profile(tmp_path).to_dict()
     workload = profile["workloads"]["json"]
     assert workload["complete"] and workload["stopped"]
     assert workload["chosen"]["draft"] in ("", "prompt-lookup")

@@ -19,7 +19,7 @@ from packaging.version import Version
 from transformers import __version__ as transformers_version
 
 from hybridspec.runtime.families import families
-from hybridspec.tuning.profile_file import schema
+from hybridspec.tuning.profile import Profile
 from tests.document_commands import options
 from tests.document_runs import EXAMPLES, run_document, run_hybridspec, run_outside, script
 from tests.documents import ROOT, DocumentError, broken_links, documents, read
@@ -146,11 +146,14 @@ def test_the_figure_is_what_its_script_draws() -> None:
     assert figure.FILE.read_text(encoding="utf-8") == figure.drawing()
 
 
+SCHEMA = Profile.model_json_schema()
+
+
 def undescribed(value: Any, node: dict, where: str) -> Iterator[str]:
     """Fields of ``value`` that the schema ``node`` does not describe."""
-    node = schema()["$defs"][node["$ref"].rpartition("/")[2]] | node if "$ref" in node else node
+    node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]] | node if "$ref" in node else node
     parts = [node, *node.get("allOf", ()), *node.get("anyOf", ())]
-    parts += [schema()["$defs"][p["$ref"].rpartition("/")[2]] for p in parts if "$ref" in p]
+    parts += [SCHEMA["$defs"][p["$ref"].rpartition("/")[2]] for p in parts if "$ref" in p]
     known = {name: field for part in parts for name, field in part.get("properties", {}).items()}
     if isinstance(value, list):
         items = next((p["items"] for p in parts if "items" in p), {})
@@ -169,9 +172,9 @@ def undescribed(value: Any, node: dict, where: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("made", ["written", "by hand"])
 def test_every_field_of_a_profile_is_described(made: str, tuned: Path) -> None:
-    found = json.loads((tuned / "profile.json").read_text()) if made == "written" else profile({})
-    assert list(undescribed(found, schema(), "profile")) == []
-    assert list(undescribed({**found, "extra": 1}, schema(), "profile")) == ["profile.extra"]
+    found = json.loads((tuned / "profile.json").read_text()) if made == "written" else profile({}).to_dict()
+    assert list(undescribed(found, SCHEMA, "profile")) == []
+    assert list(undescribed({**found, "extra": 1}, SCHEMA, "profile")) == ["profile.extra"]
 
 
 @pytest.mark.skipif(Version(transformers_version) < Version("5.24"), reason="the table is of the newest families")

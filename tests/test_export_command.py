@@ -12,6 +12,7 @@ from hybridspec.embedded import DRAFTS, TARGET
 from hybridspec.engines.export import key_sets
 from hybridspec.tuning import profile as profiles
 from hybridspec.tuning.configuration import PLAIN, Configuration
+from hybridspec.tuning.profile_building import vllm_setting
 from tests.test_cli import run
 
 DRAFT = DRAFTS["draft-2-layers"]
@@ -232,11 +233,9 @@ def test_bad_profiles(capsys: pytest.CaptureFixture, tuned: Callable) -> None:
 def test_profiles_hold_the_same_settings() -> None:
     target = {"path": str(TARGET)}
     drafts = {SPEC: {"path": str(DRAFT)}, "full-attention": {"name": "full-attention"}}
-    found = profiles.vllm_setting(Configuration(SPEC, "svip:longest=5"), target, drafts)
+    found = vllm_setting(Configuration(SPEC, "svip:longest=5"), target, drafts)
     assert found["speculative_config"]["num_speculative_tokens"] == 5
     assert found["additional_config"]["hybridspec"] == {"draft": str(DRAFT), "length": "svip:longest=5"}
-    assert (
-        "lets no proposer do" in profiles.vllm_setting(Configuration("full-attention", "2"), target, drafts)["refused"]
-    )
-    assert profiles.vllm_setting(PLAIN, target, drafts) is None
-    assert profiles.vllm_setting(Configuration(SPEC, "2"), {"path": None}, drafts) is None
+    assert "lets no proposer do" in vllm_setting(Configuration("full-attention", "2"), target, drafts)["refused"]
+    assert vllm_setting(PLAIN, target, drafts) is None
+    assert vllm_setting(Configuration(SPEC, "2"), {"path": None}, drafts) is None

@@ -16,7 +16,9 @@ from rich.console import Console
 
 from hybridspec.cli import app as cli
 from hybridspec.tuning.configuration import Configuration
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.profile_file import read_profile
+from hybridspec.tuning.profile_records import WorkloadProfile
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
 from hybridspec.tuning.reporting.against import compare_profiles
 from hybridspec.tuning.reporting.against_plot import against_figure
@@ -27,7 +29,7 @@ from hybridspec.tuning.reporting.speedup import rule_labels, speedup_figure
 from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_table
 from hybridspec.tuning.reporting.words import prompts_behind, short_names, shorten
 from hybridspec.tuning.reporting.write import write_report
-from tests.profiles import DRAFTS, profile, trial, unmeasured, workload
+from tests.profiles import DRAFTS, at_once, profile, trial, unmeasured, workload
 
 FIGURES = (acceptance_figure, speedup_figure, cost_figure)
 EIGHT = {f"workload-{i}": workload(1.1 + 0.1 * i) for i in range(5)} | {
@@ -47,10 +49,14 @@ def run(capsys: pytest.CaptureFixture, *arguments: str) -> tuple[int, str, str]:
     return int(stop.value.code or 0), captured.out, captured.err
 
 
-def saved(folder: Path, content: dict) -> Path:
+def typed(row: dict) -> WorkloadProfile:
+    return WorkloadProfile.model_validate(row)
+
+
+def saved(folder: Path, content: Profile) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "profile.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content.to_dict()))
     return path
 
 
@@ -118,15 +124,15 @@ def test_cost_bars_add_up_and_the_line_is_the_acceptance_length() -> None:
     assert tokens == pytest.approx([1 + sum(0.7**i for i in range(1, k + 1)) for k in range(9)])
     row = content["workloads"]["json"]
     ratios = [1.0, *(tokens[k] / tops[k] for k in range(1, 9))]
-    assert best_ratio(*step_costs(row, DRAFTS[0])) == pytest.approx((ratios.index(max(ratios)), max(ratios)))
+    assert best_ratio(*step_costs(typed(row), DRAFTS[0])) == pytest.approx((ratios.index(max(ratios)), max(ratios)))
 
 
 def test_costs_show_the_best_predicted_draft_where_plain_decoding_wins() -> None:
     row = workload(0.8)
     for entry in row["predicted"]:
         entry["speedup"] = 0.9 if entry["draft"] == DRAFTS[1] else 0.5
-    assert shown_draft(row) == DRAFTS[1]
-    assert shown_draft(unmeasured()) is None
+    assert shown_draft(typed(row)) == DRAFTS[1]
+    assert shown_draft(typed(unmeasured())) is None
 
 
 @pytest.mark.parametrize("draw", FIGURES)
@@ -179,7 +185,7 @@ def test_a_draft_that_never_proposed_and_a_longest_k_of_one() -> None:
     content = profile({"w": row}, ("prompt-lookup",))
     texts = [text.get_text() for text in acceptance_figure(content).axes[0].texts]
     assert "no draft proposed anything" in texts
-    assert best_ratio(*step_costs(row, "prompt-lookup")) == (0, 1.0)
+    assert best_ratio(*step_costs(typed(row), "prompt-lookup")) == (0, 1.0)
     assert "no K pays" in " ".join(t.get_text() for t in cost_figure(content).axes[0].texts)
     assert "nothing proposed" in report_page(content)
 
@@ -224,7 +230,7 @@ def test_the_page_stands_alone_and_tells_everything() -> None:
     content = profile(
         {odd: workload(), "plain": unmeasured() | {"chosen": workload(0.8)["chosen"], "reason": "it loses"}}
     )
-    content["drafts"][DRAFTS[0]]["fingerprint"] = "fedcba9876543210"
+    content.drafts[DRAFTS[0]].fingerprint = "fedcba9876543210"
     page = Page(report_page(content))
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert all(link.startswith(("data:image/svg+xml;base64,", "#")) for link in page.links)
@@ -257,8 +263,8 @@ def test_a_profile_without_workloads_has_a_page_and_no_plots(tmp_path: Path) -> 
 
 
 def test_concurrency_is_shown_where_there_is_any() -> None:
-    row = workload() | {"by_concurrency": {"concurrency": {"16": {"k": 1, "speedup": 1.05}, "2": {"k": 4}}}}
-    content = profile({"served": row, "unknown": unmeasured() | {"by_concurrency": {"new": [1, 2]}}})
+    row = workload() | {"by_concurrency": {"16": at_once(k=1, speedup=1.05), "2": at_once(k=4)}}
+    content = profile({"served": row, "unknown": unmeasured()})
     (table,) = concurrency_tables(content)
     assert re.search(r"2\s*│ 4\s*│ -.*16\s*│ 1\s*│ 1\.05", printed(table), re.S)
     assert report_page(content).count("requests at once") == 1
@@ -272,7 +278,7 @@ def test_the_answer_says_how_many_prompts_it_rests_on() -> None:
     cells = [re.split(r"\s*│\s*", line) for line in printed(profile_table(profile({"a": won, "b": lost}))).splitlines()]
     assert {row[1]: row[7] for row in cells if len(row) > 7} == {"a": "12", "b": "7"}
     assert "on 12 prompts: 1.50" in report_page(profile({"a": won}))
-    assert prompts_behind(workload(None)) is None
+    assert prompts_behind(typed(workload(None))) is None
 
 
 def test_names_are_not_read_as_markup() -> None:
@@ -314,9 +320,9 @@ def test_comparison_judges_by_intervals() -> None:
             "unmeasured": workload(),
         }
     )
-    second["created"], second["machine"]["load_average"] = "2026-02-02T00:00:00+00:00", 7.0
-    second["machine"]["torch"], second["target"]["fingerprint"] = "2.14.0", "0000"
-    del second["drafts"][DRAFTS[2]]
+    second.created, second.machine.load_average = "2026-02-02T00:00:00+00:00", 7.0
+    second.machine.torch, second.target.fingerprint = "2.14.0", "0000"
+    del second.drafts[DRAFTS[2]]
     found = compare_profiles(first, second)
     assert {name: pair["difference"] for name, pair in found["workloads"].items()} == {
         "alike": "noise",
@@ -362,7 +368,7 @@ def test_report_writes_beside_the_profile(capsys: pytest.CaptureFixture, tmp_pat
 def test_report_json_and_html_alone(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     folder = saved(tmp_path / "tuned", profile({"json": workload()})).parent
     status, out, _ = run(capsys, "report", str(folder), "--json")
-    assert status == 0 and json.loads(out) == read_profile(folder)
+    assert status == 0 and json.loads(out) == read_profile(folder).to_dict()
     status, _, _ = run(capsys, "report", str(folder), "--html", str(tmp_path / "pages" / "x.html"))
     assert status == 0 and [p.name for p in (tmp_path / "pages").iterdir()] == ["x.html"]
     assert [p.name for p in folder.iterdir()] == ["profile.json"]
@@ -374,7 +380,7 @@ def test_report_json_and_html_alone(capsys: pytest.CaptureFixture, tmp_path: Pat
 def test_report_against(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     row = workload(1.5) | {"trials": [trial(Configuration("new", "1"), 1.2)]}
     one = saved(tmp_path / "now", profile({"json": workload(1.5), "both": row}))
-    other = saved(tmp_path / "before", profile({"json": workload(1.9), "both": row}) | {"hybridspec": "0.0.9"})
+    other = saved(tmp_path / "before", profile({"json": workload(1.9), "both": row}, hybridspec="0.0.9"))
     out_folder = tmp_path / "out"
     status, out, _ = run(capsys, "report", str(one), "--against", str(other.parent), "--out", str(out_folder))
     assert status == 0
@@ -392,7 +398,7 @@ def test_report_against(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
         (None, "cannot be read"),
         ("{", "not JSON"),
         ('{"schema": 1}', "field schema is 1"),
-        (json.dumps(profile({"w": workload() | {"best_k": -1}})), "workloads.w.best_k"),
+        (json.dumps(profile({"w": workload()}).to_dict()).replace('"best_k": 2', '"best_k": -1'), "workloads.w.best_k"),
     ],
 )
 def test_a_profile_that_cannot_be_read_is_named(

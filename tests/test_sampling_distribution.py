@@ -73,7 +73,7 @@ def counted(pair: Pair, sampling: Sampling, k: int | DraftLength, statistics: St
     return counts
 
 
-@pytest.mark.parametrize("name", ["temperature 1", "top-p 0.8", "all three"])
+@pytest.mark.parametrize("name", ["temperature 1", pytest.param("top-p 0.8", marks=pytest.mark.slow), "all three"])
 def test_generated_tokens_follow_the_target(pair: Pair, name: str) -> None:
     statistics = Statistics()
     probabilities = exact(pair[0], SAMPLINGS[name])

@@ -70,9 +70,13 @@ def check_greedy(strategy: str, rule: str, workload: str, cut: bool) -> None:
 
 
 PAIRS = list(product(STRATEGIES, RULES))
+#: Every strategy and every rule at least once; the other pairs are slow.
+USUAL = [pair for pair in PAIRS if pair[0] == STRATEGIES[0] or pair[1] == RULES[0]]
 
 
-@pytest.mark.parametrize(("strategy", "rule"), PAIRS)
+@pytest.mark.parametrize(
+    ("strategy", "rule"), [pytest.param(*pair, marks=[] if pair in USUAL else pytest.mark.slow) for pair in PAIRS]
+)
 def test_greedy_output_is_plain_output(strategy: str, rule: str) -> None:
     """On one workload for each pair; every other pair with cut passes."""
     number = PAIRS.index((strategy, rule))
@@ -87,9 +91,18 @@ def test_greedy_output_is_plain_output_everywhere(strategy: str, rule: str, cut:
     check_greedy(strategy, rule, workload, cut)
 
 
-@pytest.mark.parametrize("verification", ["token", "block"])
 @pytest.mark.parametrize(
-    ("strategy", "rule"), [("small", "expected-gain:longest=2"), ("lookup", "2"), ("lookup", "bandit"), ("small", "3")]
+    ("strategy", "rule", "verification"),
+    [
+        ("small", "expected-gain:longest=2", "block"),
+        ("lookup", "2", "token"),
+        ("lookup", "bandit", "block"),
+        ("small", "3", "token"),
+        pytest.param("small", "expected-gain:longest=2", "token", marks=pytest.mark.slow),
+        pytest.param("lookup", "2", "block", marks=pytest.mark.slow),
+        pytest.param("lookup", "bandit", "token", marks=pytest.mark.slow),
+        pytest.param("small", "3", "block", marks=pytest.mark.slow),
+    ],
 )
 def test_sampled_output_follows_the_target(
     make_runner: MakeRunner, strategy: str, rule: str, verification: str

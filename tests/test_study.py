@@ -23,7 +23,7 @@ from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config import StudySettings
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
 from hybridspec.tuning.decision import decide, shared_speedups
-from hybridspec.tuning.profile import build_profile
+from hybridspec.tuning.profile_building import build_profile
 from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import WorkloadStudy, search_space
@@ -124,7 +124,7 @@ def test_profile_round_trip_and_merge(target: TargetRunner, tmp_path: Path) -> N
     drafts = {"self": SameArchitectureDraft(target)}
     profile = build_profile(target, drafts, SETTINGS, [result], threads=1)
     write_profile(profile, tmp_path)
-    assert read_profile(tmp_path) == json.loads(json.dumps(profile))
+    assert read_profile(tmp_path).to_dict() == json.loads(json.dumps(profile.to_dict()))
     row = read_profile(tmp_path)["workloads"]["tiny"]
     assert row["acceptance"]["self"]["by_position"] == [1.0, 1.0, 1.0]
     # Another workload joins, an unfinished repetition of a finished one changes nothing.
@@ -151,6 +151,7 @@ def test_a_profile_that_does_not_fit_the_schema_is_named(
 ) -> None:
     result = make_study(target, tmp_path, trials=1).run()
     profile = build_profile(target, {"self": SameArchitectureDraft(target)}, SETTINGS, [result], threads=1)
+    profile = profile.to_dict()
     change(profile)
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     with pytest.raises(InputError, match=message):

@@ -1,181 +1,129 @@
-"""The profile: what a tuning run found, and the vLLM setting that follows from it."""
+"""The profile: what a tuning run found, as it stands in ``profile.json``."""
 
-import dataclasses
-import os
-import platform
-import statistics
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
-from importlib.metadata import version
+import json
+from pathlib import Path
+from typing import Any, Literal
 
-import torch
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
-from hybridspec.decoding.draft import Draft
-from hybridspec.engines.export.key_sets import choose_key_set
-from hybridspec.engines.export.models import read_models
-from hybridspec.engines.export.profile import draft_folder, export_configuration
-from hybridspec.engines.export.refusals import Refusal
-from hybridspec.engines.export.vllm import ExportOptions
-from hybridspec.errors import HybridspecError
-from hybridspec.runtime.runner import TargetRunner
-from hybridspec.tuning.config import StudySettings
-from hybridspec.tuning.configuration import Configuration
-from hybridspec.tuning.cost_model import wilson_interval
-from hybridspec.tuning.profile_file import FILE, SCHEMA
-from hybridspec.tuning.study import WorkloadResult
+from hybridspec.errors import InputError
+from hybridspec.tuning.profile_records import (
+    DraftRecord,
+    EngineRecord,
+    MachineRecord,
+    ModelRecord,
+    ProfileRecord,
+    SettingsRecord,
+    WorkloadProfile,
+)
+
+SCHEMA = 2
+FILE = "profile.json"
 
 
-def build_profile(
-    target: TargetRunner,
-    drafts: Mapping[str, Draft],
-    settings: StudySettings,
-    results: Sequence[WorkloadResult],
-    threads: int,
-    backend: str = "torch",
-) -> dict:
-    """``drafts`` by the specs that configurations name them by."""
-    described = describe_model(target), {spec: describe_draft(draft) for spec, draft in drafts.items()}
-    profile = profile_frame(backend, *described, settings, threads)
-    profile["workloads"] = {r.name: describe_result(r, *described) for r in results}
-    return profile
+class Profile(ProfileRecord):
+    """What a tuning run found."""
+
+    version: Literal[2] = Field(
+        alias="schema", description="Version of this format. Another version is refused when a profile is read."
+    )
+    hybridspec: str = Field(description="Version of hybridspec that wrote the profile.")
+    created: str = Field(description="When it was written, ISO 8601, UTC.")
+    backend: Literal["torch", "vllm", "server"] = Field(
+        description="What ran the models: hybridspec's own runner, vLLM's offline engine, or a running server."
+    )
+    target: ModelRecord = Field(description="The target model.")
+    drafts: dict[str, DraftRecord] = Field(
+        description="Each draft by the name that configurations use for it (`NAME:option=value,...`); a draft "
+        "with a model of its own is described like the target."
+    )
+    machine: MachineRecord = Field(description="Where it was measured.")
+    engine: EngineRecord | None = Field(None, description="Backends `vllm` and `server`: what ran the models.")
+    left_out: dict[str, Any] | None = Field(
+        None, description="Backend `vllm`: drafts that it cannot serve, each with the reason."
+    )
+    settings: SettingsRecord = Field(
+        description="What the command was asked for; a workload may differ, see its own `settings`."
+    )
+    workloads: dict[str, WorkloadProfile] = Field(description="Each workload by name.")
+
+    @classmethod
+    def load(cls, path: Path) -> "Profile":
+        """A profile file, or the one in a folder.
+
+        Raises:
+            InputError: missing, broken or of another version; names the file and the field.
+        """
+        path = path / FILE if path.is_dir() else path
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = json.loads(text)
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be read: {error.strerror}. Give a profile.json, or a folder with one."
+            ) from error
+        except ValueError as error:
+            raise InputError(f"{path}: not JSON: {error}") from error
+        version = found.get("schema") if isinstance(found, dict) else None
+        if version != SCHEMA:
+            raise InputError(
+                f"{path}: field schema is {version!r}, this version reads {SCHEMA}. Run `hybridspec tune` again."
+            )
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise InputError(f"{path}: {_said(error.errors()[0])}") from None
+
+    def save(self, out: Path) -> Path:
+        """Writes ``profile.json`` and one ``speculative-config-<workload>.json`` for each workload that speculation
+        speeds up, and that vLLM can be given.
+
+        Workloads of an earlier run with the same models are kept, unless this run has them too; a finished result is
+        not replaced by an unfinished one. A workload that plain decoding wins gets no file, and an old one is removed.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / FILE
+        whole = self.joined_with(_earlier(path))
+        for name, workload in whole.workloads.items():
+            snippet = out / f"speculative-config-{name}.json"
+            if workload.vllm and "speculative_config" in workload.vllm:
+                _replace(snippet, json.dumps(workload.vllm.speculative_config) + "\n")
+            else:
+                snippet.unlink(missing_ok=True)
+        _replace(path, json.dumps(whole.to_dict(), indent=2) + "\n")
+        return path
+
+    def joined_with(self, earlier: "Profile | None") -> "Profile":
+        """With the drafts of an earlier run on the same target, and those of its workloads that it knows better."""
+        if earlier is None or (earlier.target.fingerprint, earlier.target.dtype) != (
+            self.target.fingerprint,
+            self.target.dtype,
+        ):
+            return self
+        done = {name for name, workload in self.workloads.items() if workload.complete}
+        kept = {name: workload for name, workload in earlier.workloads.items() if name not in done}
+        fresh = {n: w for n, w in self.workloads.items() if n not in kept or not kept[n].complete}
+        drafts = earlier.drafts | self.drafts
+        return self.model_copy(update={"workloads": {**kept, **fresh}, "drafts": drafts})
 
 
-def profile_frame(
-    backend: str, target: Mapping[str, object], drafts: Mapping[str, object], settings: StudySettings, threads: int
-) -> dict:
-    """A profile without workloads; target and drafts as it describes them."""
-    return {
-        "schema": SCHEMA,
-        "hybridspec": version("hybridspec"),
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "backend": backend,
-        "target": dict(target),
-        "drafts": dict(drafts),
-        "machine": describe_machine(threads),
-        "settings": settings.to_dict(),
-        "workloads": {},
-    }
-
-
-def describe_model(runner: TargetRunner) -> dict:
-    kinds = getattr(runner.config, "layer_types", None) or ["full_attention"] * runner.config.num_hidden_layers
-    return {
-        "name": runner.name,
-        "path": str(runner.path) if runner.path else None,
-        "fingerprint": runner.fingerprint,
-        "model_type": runner.config.model_type,
-        "parameters": sum(p.numel() for p in runner.model.parameters()),
-        "layers": {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-        "dtype": str(runner.model.dtype).removeprefix("torch."),
-        "rollback": runner.rollback,
-        "compiled": runner.compiled is not None,
-        "packed": runner.packed is not None,
-    }
-
-
-def describe_draft(draft: Draft) -> dict:
-    """The model of a draft that has one of its own, else its name."""
-    runner = getattr(draft, "runner", None)
-    return describe_model(runner) if isinstance(runner, TargetRunner) else {"name": draft.name}
-
-
-def describe_machine(threads: int) -> dict:
-    return {
-        "system": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-    }
-
-
-def describe_result(result: WorkloadResult, target: Mapping[str, object], drafts: Mapping[str, object]) -> dict:
-    answer, best, survey = result.answer, result.best, result.survey
-    errors = result.prediction_errors
-    return {
-        "settings": result.settings.to_dict(),
-        "complete": result.stopped is not None,
-        "stopped": result.stopped,
-        "chosen": describe_configuration(answer.configuration) if answer else None,
-        "reason": answer.reason if answer else None,
-        "best_k": largest_k(answer.configuration) if answer else None,
-        "speedup": (best.speedup if best else 1.0) if answer else None,
-        "speedup_interval_90": list(best.interval) if best else None,
-        "cpu_speedup": best.cpu_speedup if best else None,
-        "acceptance_rate": best.acceptance_rate if best else None,
-        "acceptance_length": best.acceptance_length if best else None,
-        "ideal_speedup": best.ideal_speedup if best else None,
-        "efficiency": best.efficiency if best else None,
-        "acceptance": {} if survey is None else {name: describe_acceptance(d) for name, d in survey.drafts.items()},
-        "costs": None
-        if survey is None
-        else {
-            "target_step_seconds": survey.target_step_seconds,
-            "draft_ratio": {name: d.cost for name, d in survey.drafts.items()},
-            "verify_ratio_by_k": survey.verify_ratio,
-            "rollback_ratio": survey.rollback_ratio,
-        },
-        "predicted": []
-        if survey is None
-        else [{**describe_configuration(c), "speedup": value} for c, value in survey.predicted.items()],
-        "prediction_error_median": statistics.median(map(abs, errors.values())) if errors else None,
-        "trials": [
-            {**describe_configuration(c), "pruned": False, **dataclasses.asdict(m)}
-            for c, m in result.measurements.items()
-        ]
-        + [{**describe_configuration(c), "pruned": True} for c in result.pruned],
-        "by_concurrency": None,
-        "vllm": vllm_setting(answer.configuration, target, drafts) if answer else None,
-    }
-
-
-def describe_configuration(configuration: Configuration) -> dict:
-    return {**dataclasses.asdict(configuration), "label": configuration.label}
-
-
-def describe_acceptance(draft: object) -> dict:
-    """By position, unconditional: share of the steps that drafted it in which it was accepted, with 90 % intervals."""
-    counts = list(zip(draft.accepted, draft.drafted, strict=True))
-    return {
-        "by_position": [a / d for a, d in counts],
-        "interval_90": [list(wilson_interval(a, d)) for a, d in counts],
-        "steps": draft.drafted[0] if draft.drafted else 0,
-    }
-
-
-def largest_k(configuration: Configuration) -> int:
-    """Most tokens that a configuration drafts at once: what an engine must reserve for it."""
-    from hybridspec.drafts.registry import make_length
-
-    return make_length(configuration.length).longest
-
-
-def vllm_setting(
-    configuration: Configuration,
-    target: Mapping[str, object],
-    drafts: Mapping[str, object],
-    options: ExportOptions | None = None,
-) -> dict | None:
-    """How to serve the configuration with the newest vLLM that is known, as ``hybridspec export vllm`` says it in full,
-    or ``{"refused": why}``; None where plain decoding wins or the models are no folders.
-
-    Args:
-        target, drafts: as the profile describes them.
-        options: another version of vLLM, where and how it serves.
-    """
-    if configuration.plain or not target["path"]:
-        return None
+def _earlier(path: Path) -> Profile | None:
+    """The profile that stands there; None if there is none that can be read."""
     try:
-        options = options or ExportOptions(choose_key_set()[0])
-        folder = draft_folder(drafts, configuration.draft, FILE)
-        models = read_models(str(target["path"]), folder)
-        k = largest_k(configuration)
-        result = export_configuration(models, describe_configuration(configuration), k, folder, options)
-    except HybridspecError as error:
-        return {"refused": str(error)}
-    if isinstance(result, Refusal):
-        return {"refused": str(result)}
-    names = ("version", "speculative_config", "additional_config", "environment", "engine_arguments")
-    return {name: result.to_dict()[name] for name in names}
+        return Profile.load(path) if path.is_file() else None
+    except InputError:
+        return None
+
+
+def _said(error: ErrorDetails) -> str:
+    *place, last = error["loc"]
+    if error["type"] == "missing":
+        return f"{'.'.join(map(str, place)) or 'the profile'}: {last!r} is a required property"
+    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}, not {error['input']!r}"
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -14,7 +14,8 @@ from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import Bench
-from hybridspec.tuning.profile import build_profile
+from hybridspec.tuning.profile import Profile
+from hybridspec.tuning.profile_building import build_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import WorkloadStudy, search_space
 from hybridspec.tuning.workloads.encoding import encode_workload
@@ -88,7 +89,7 @@ class Tuning:
         runner = getattr(self.drafts[spec], "runner", None)
         return f"{spec} {runner.fingerprint}" if isinstance(runner, TargetRunner) else spec
 
-    def profile(self) -> dict:
+    def profile(self) -> Profile:
         """What the storage knows by now."""
         results = [study.result() for study in self.studies]
         return build_profile(self.target, self.drafts, self.config.settings, results, self.config.threads)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hybridspec.checkpoints.config_layers import layer_kinds
 from hybridspec.drafts.full_attention.segments import Probe, SegmentedVerification
 from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.runtime.runner import TargetRunner
@@ -58,8 +59,8 @@ def attention_cuts(target: TargetRunner) -> list[int]:
     Raises:
         InputError: there is none.
     """
-    kinds = getattr(target.config, "layer_types", None) or getattr(target.config, "layers_block_type", None) or []
-    full = [i + 1 for i, kind in enumerate(kinds) if kind in ("full_attention", "attention", "hybrid")]
+    kinds = layer_kinds(target.config.to_dict())
+    full = [i + 1 for i, kind in enumerate(kinds) if kind in ("full_attention", "hybrid")]
     cuts = [cut for cut in full if cut < len(kinds)]
     if not cuts:
         raise InputError(f"{target.name} has no full-attention layer to cut behind: name the cuts as layer indices")

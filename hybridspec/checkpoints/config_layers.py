@@ -240,3 +240,11 @@ def read_config(config: Mapping[str, Any]) -> Reading:
     if uniform and count is not None and not layouts and not problems:
         layouts.append(LayerLayout((uniform,) * count, f"model_type {part['model_type']}: all layers are alike"))
     return Reading(tuple(layouts), tuple(problems), frozenset(whole))
+
+
+def layer_kinds(config: Mapping[str, Any]) -> tuple[str | None, ...]:
+    """Kind of each layer, by the first field of a config.json that names the sequence; full attention where none
+    does.
+    """
+    layout = read_config(config).layout
+    return layout.kinds if layout else ("full_attention",) * (layer_count(text_part(config)) or 0)

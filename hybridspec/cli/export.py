@@ -160,9 +160,9 @@ def engines() -> None:
 def _from_profile(path: Path, workloads: list[str] | None, options: "ExportOptions") -> "dict[str, Export | Refusal]":
     from hybridspec.engines.export.profile import export_workload
     from hybridspec.errors import InputError
-    from hybridspec.tuning.profile_file import read_profile
+    from hybridspec.tuning.profile import Profile
 
-    profile = read_profile(path)
+    profile = Profile.load(path)
     names = workloads or list(profile["workloads"])
     if not names:
         raise InputError(f"{path}: workloads is empty. Run hybridspec tune again.")

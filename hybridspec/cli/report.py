@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hybridspec.tuning.profile import Profile
+
 HELP = """Shows a profile that hybridspec tune wrote: a table, plots (PNG) and one self-contained page (HTML).
 
 Nothing is measured or loaded; a profile from another machine will do. Files go beside the profile, or where --out or
@@ -43,10 +45,10 @@ def report(
 
     from hybridspec.cli.consoles import table_console
     from hybridspec.errors import InputError
-    from hybridspec.tuning.profile_file import read_profile
+    from hybridspec.tuning.profile import Profile
 
-    first = read_profile(profile)
-    second = read_profile(against) if against else None
+    first = Profile.load(profile)
+    second = Profile.load(against) if against else None
     names = distinct_names(profile, against) if against else ("", "")
     if out is None and html is None and not as_json:
         out = profile if profile.is_dir() else profile.parent
@@ -73,7 +75,7 @@ def report(
     if as_json:
         from hybridspec.tuning.reporting.against import compare_profiles
 
-        json.dump(compare_profiles(first, second) if second else first, sys.stdout, indent=2)
+        json.dump(compare_profiles(first, second) if second else first.to_dict(), sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
     output = table_console(160)
@@ -92,7 +94,7 @@ def distinct_names(one: Path, other: Path) -> tuple[str, str]:
     return short if short[0] != short[1] and all(short) else (str(one), str(other))
 
 
-def show_profile(output: "Console", profile: dict) -> None:
+def show_profile(output: "Console", profile: "Profile") -> None:
     from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_notes, profile_table
 
     output.print(profile_table(profile))

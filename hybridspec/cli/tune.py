@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hybridspec.tuning.backends.server_run import ServerTuning
     from hybridspec.tuning.backends.vllm_run import VllmTuning
     from hybridspec.tuning.config import ServingOptions
+    from hybridspec.tuning.profile import Profile
     from hybridspec.tuning.run import Tuning
 
 HELP = """Measures acceptance and step costs on each workload and finds the draft and draft length that decode fastest.
@@ -48,7 +49,7 @@ def option(name: str, *flags: str, **more: object) -> object:
     least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
     text = field.description or ""
     told = field.get_default()
-    if told not in (None, False, ()) and "efault" not in text:
+    if told is not None and told is not False and told != () and "efault" not in text:
         text += f" Default: {told}."
     return typer.Option(*flags, help=text, min=least, show_default=False, **more)
 
@@ -100,7 +101,6 @@ def tune(
 
     from hybridspec.cli.consoles import progress_bar
     from hybridspec.tuning.config_file import load_config
-    from hybridspec.tuning.profile_file import write_profile
     from hybridspec.tuning.reporting.write import write_report
     from hybridspec.tuning.run import start_workers
 
@@ -130,7 +130,7 @@ def tune(
             bar.update(task, detail="interrupted")
             interrupted = True
     profile = tuning.profile()
-    path = write_profile(profile, chosen.out)
+    path = profile.save(chosen.out)
     with console.status("drawing the report"):
         write_report(profile, chosen.out)
     show(profile, path, as_json)
@@ -180,13 +180,13 @@ def open_tuning(config: TuneConfig, no_check: bool, console: "Console") -> "Tuni
     return tuning
 
 
-def show(profile: dict, path: Path, as_json: bool) -> None:
+def show(profile: "Profile", path: Path, as_json: bool) -> None:
     """The profile on standard output."""
     from hybridspec.cli.consoles import table_console
     from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_notes, profile_table
 
     if as_json:
-        json.dump(profile, sys.stdout, indent=2)
+        json.dump(profile.to_dict(), sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
     output = table_console(150)

@@ -68,7 +68,7 @@ def test_acceptance_of_an_offline_engine_is_that_of_its_counters(tuning: VllmTun
     assert sum(r["all_rows"] for r in rounds) >= drafts
     write_profile(tuning.profile(), out)
     row = read_profile(out)["workloads"]["code"]["by_concurrency"]["1"]
-    print(json.dumps(row, indent=1))
+    print(json.dumps(row.to_dict(), indent=1))
     assert row["acceptance"]["by_position"] == [n / drafts for n in survey.accepted]
 
 
@@ -128,7 +128,7 @@ def test_a_running_server(tuning: VllmTuning, result: WorkloadResult, tmp_path: 
         profile = servers.profile()
     write_profile(profile, tmp_path / "out")
     entry = read_profile(tmp_path / "out")["workloads"]["code"]["by_concurrency"]["1"]
-    print(json.dumps(entry, indent=1))
+    print(json.dumps(entry.to_dict(), indent=1))
     (measured,) = entry["measured"]
     assert measured["k"] == K and "warnings" not in entry
     assert measured["draft_tokens"] == K * measured["drafts"] > 0

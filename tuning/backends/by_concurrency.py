@@ -7,7 +7,7 @@ from typing import Any
 from hybridspec.tuning.configuration import PLAIN
 from hybridspec.tuning.decision import decide
 from hybridspec.tuning.measurement import Measurement
-from hybridspec.tuning.profile import describe_acceptance, largest_k
+from hybridspec.tuning.profile_building import describe_acceptance, largest_k
 from hybridspec.tuning.study import WorkloadResult
 
 

@@ -26,7 +26,8 @@ from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import WORTHWHILE
 from hybridspec.tuning.measurement import measurement_of
-from hybridspec.tuning.profile import describe_acceptance, describe_result, profile_frame
+from hybridspec.tuning.profile import Profile
+from hybridspec.tuning.profile_building import describe_acceptance, describe_result, profile_frame
 from hybridspec.tuning.study import WorkloadResult
 from hybridspec.tuning.workloads.sources import Prompt, find_workloads
 
@@ -216,7 +217,7 @@ class ServerTuning:
                 load = Load(workload.name, c, tuple(p.id for p in prompts), tuple(prompts), each)
                 self.studies.append(ServerStudy(load, self.servers))
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Profile:
         """What was measured by now."""
         urls = {k: server.url for k, server in sorted(self.servers.items())}
         first = next(iter(self.servers.values()))
@@ -236,7 +237,7 @@ class ServerTuning:
                 row["reason"] = lowest["reason"]
                 row["acceptance"] = {DRAFT: lowest["acceptance"]} if lowest["acceptance"] else {}
             profile["workloads"][workload] = row
-        return profile
+        return Profile.model_validate(profile)
 
 
 def draft_survey(pool: Pooled, cost: float) -> DraftSurvey:

@@ -26,7 +26,8 @@ from hybridspec.tuning.backends.loads import Load
 from hybridspec.tuning.backends.vllm_backend import VllmBackend
 from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.profile import (
+from hybridspec.tuning.profile import Profile
+from hybridspec.tuning.profile_building import (
     describe_configuration,
     describe_result,
     largest_k,
@@ -206,7 +207,7 @@ class VllmTuning:
             "dtype": self.export(PLAIN).engine_arguments.get("dtype"),
         }
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Profile:
         """What the storage knows by now."""
         target, drafts = self._described
         profile = profile_frame("vllm", target, drafts, self.config.settings, self.config.threads)
@@ -217,7 +218,7 @@ class VllmTuning:
             row = self._row(results, target, drafts)
             row["settings"] = next(iter(studies.values())).backend.load.settings.to_dict()
             profile["workloads"][workload] = row
-        return profile
+        return Profile.model_validate(profile)
 
     def _row(self, results: dict[int, WorkloadResult], target: dict, drafts: dict) -> dict[str, Any]:
         """The lowest concurrency's result, the table of all, and settings that serve all."""

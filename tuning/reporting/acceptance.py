@@ -6,24 +6,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.reporting.figures import Look, Panel, grid, looks
 from hybridspec.tuning.reporting.words import chosen_text, percent, shares, shorten
 
 
-def acceptance_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure:
+def acceptance_figure(profile: Profile, workloads: Sequence[str] | None = None) -> Figure:
     """Acceptance by position (unconditional) with 90 % intervals, a line per draft, a panel per workload."""
-    names = list(profile["workloads"]) if workloads is None else list(workloads)
+    names = list(profile.workloads) if workloads is None else list(workloads)
     styles = looks(profile)
     labels = {draft: look.label for draft, look in styles.items()}
     panels = []
     for name in names:
-        row = profile["workloads"][name]
-        curves = {draft: a for draft, a in row["acceptance"].items() if a["by_position"]}
-        steps = max((a["steps"] for a in curves.values()), default=0)
-        seen = f"chosen: {chosen_text(row, labels)}" + (f"; up to {steps} steps" if steps else "")
-        missing = "no draft proposed anything" if row["acceptance"] else "nothing measured"
+        row = profile.workloads[name]
+        curves = {draft: a for draft, a in row.acceptance.items() if a.by_position}
+        steps = max((a.steps for a in curves.values()), default=0)
+        seen = f"chosen: {chosen_text(row.chosen, row.complete, labels)}" + (f"; up to {steps} steps" if steps else "")
+        missing = "no draft proposed anything" if row.acceptance else "nothing measured"
         panels.append(Panel(name, seen, (lambda ax, c=curves: draw(ax, c, styles)) if curves else None, missing))
-    shown = [d for d in styles if any(d in profile["workloads"][name]["acceptance"] for name in names)]
+    shown = [d for d in styles if any(d in profile.workloads[name].acceptance for name in names)]
     return grid(
         "Acceptance by position",
         "A drafted token counts only if all before it were accepted too. Bars are 90 % intervals. "
@@ -35,12 +36,12 @@ def acceptance_figure(profile: dict, workloads: Sequence[str] | None = None) -> 
     )
 
 
-def takeaway(profile: dict, names: Sequence[str], labels: dict[str, str]) -> str:
+def takeaway(profile: Profile, names: Sequence[str], labels: dict[str, str]) -> str:
     firsts = [
-        (a["by_position"][0], labels.get(draft, draft), name)
+        (a.by_position[0], labels.get(draft, draft), name)
         for name in names
-        for draft, a in profile["workloads"][name]["acceptance"].items()
-        if a["by_position"]
+        for draft, a in profile.workloads[name].acceptance.items()
+        if a.by_position
     ]
     if not firsts:
         return "No draft has been surveyed yet."
@@ -64,7 +65,7 @@ def draw(ax: Axes, curves: dict[str, dict], styles: dict[str, Look]) -> None:
             linewidth=1.4,
             elinewidth=0.9,
         )
-    longest = max(len(c["by_position"]) for c in curves.values())
+    longest = max(len(c.by_position) for c in curves.values())
     ax.set_xlim(0.5, longest + 0.5)
     ax.set_ylim(0, 1.02)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))

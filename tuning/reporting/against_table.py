@@ -3,6 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
+from hybridspec.tuning.profile_records import ConfigurationRecord
 from hybridspec.tuning.reporting.against import difference_text
 from hybridspec.tuning.reporting.words import chosen_text, number, percent, short_names, speedup_text
 
@@ -40,11 +41,11 @@ def cells(side: dict | None) -> list[str]:
     """``run with`` and the numbers."""
     if side is None:
         return ["-"] * (1 + len(COLUMNS))
-    chosen = side["chosen"]
+    chosen = side["chosen"] and ConfigurationRecord.model_validate(side["chosen"])
     step = side["plain_step_seconds"]
     costs = [side[f"{part}_cost"] for part in ("draft", "verify", "rollback")]
     return [
-        chosen_text(side, short_names([chosen["draft"]]) if chosen else None),
+        chosen_text(chosen, side["complete"], short_names([chosen.draft]) if chosen else None),
         speedup_text(side["speedup"], side["interval"]),
         percent(side["acceptance_rate"]),
         number(side["acceptance_length"]),

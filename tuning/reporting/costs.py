@@ -8,24 +8,26 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from hybridspec.tuning.profile import Profile
+from hybridspec.tuning.profile_records import WorkloadProfile
 from hybridspec.tuning.reporting.figures import Panel, grid, looks
 from hybridspec.tuning.reporting.words import shorten
 
 PARTS = (("verify", "#56B4E9"), ("draft", "#E69F00"), ("rollback", "#CC79A7"))
 
 
-def cost_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure:
+def cost_figure(profile: Profile, workloads: Sequence[str] | None = None) -> Figure:
     """Cost of a step by K in units of a plain step: verify, draft and rollback, stacked; and the tokens it brings.
 
     Both of a step that drafts all K, for acceptance by position counts the steps that drafted the position.
 
     Each workload with one draft, see :func:`shown_draft`.
     """
-    names = list(profile["workloads"]) if workloads is None else list(workloads)
+    names = list(profile.workloads) if workloads is None else list(workloads)
     styles = looks(profile)
     panels = []
     for name in names:
-        row = profile["workloads"][name]
+        row = profile.workloads[name]
         draft = shown_draft(row)
         if draft is None:
             panels.append(Panel(name, "", None, "no step costs measured"))
@@ -49,30 +51,30 @@ def cost_figure(profile: dict, workloads: Sequence[str] | None = None) -> Figure
     )
 
 
-def shown_draft(row: dict) -> str | None:
+def shown_draft(row: WorkloadProfile) -> str | None:
     """The chosen draft; where plain decoding was chosen, the one with the best prediction. None without costs."""
-    if not row["costs"]:
+    if not row.costs:
         return None
-    known = [d for d in row["costs"]["draft_ratio"] if d in row["costs"]["rollback_ratio"]]
-    chosen = row["chosen"]["draft"] if row["chosen"] else None
+    known = [d for d in row.costs.draft_ratio if d in row.costs.rollback_ratio]
+    chosen = row.chosen.draft if row.chosen else None
     if chosen in known:
         return chosen
-    ranked = sorted(row["predicted"], key=lambda p: -p["speedup"])
-    return next((p["draft"] for p in ranked if p["draft"] in known), known[0] if known else None)
+    ranked = sorted(row.predicted, key=lambda p: -p.speedup)
+    return next((p.draft for p in ranked if p.draft in known), known[0] if known else None)
 
 
-def step_costs(row: dict, draft: str) -> tuple[dict[str, list[float]], list[float]]:
+def step_costs(row: WorkloadProfile, draft: str) -> tuple[dict[str, list[float]], list[float]]:
     """By K from 0: each part over a plain step, and tokens of the step (1 + sum of the acceptance by position).
 
     Tokens end at the last position that the draft ever proposed.
     """
-    costs = row["costs"]
-    verify = costs["verify_ratio_by_k"]
-    shares = row["acceptance"].get(draft, {"by_position": []})["by_position"]
-    rollback = costs["rollback_ratio"][draft]
+    costs = row.costs
+    verify = costs.verify_ratio_by_k
+    shares = row.acceptance.get(draft, {"by_position": []}).by_position
+    rollback = costs.rollback_ratio[draft]
     parts = {
         "verify": list(verify),
-        "draft": [k * costs["draft_ratio"][draft] for k in range(len(verify))],
+        "draft": [k * costs.draft_ratio[draft] for k in range(len(verify))],
         # A plain step commits too: what of it is not verification.
         "rollback": [rollback if k else max(0.0, 1.0 - verify[0]) for k in range(len(verify))],
     }

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 
+from hybridspec.tuning.profile import Profile
 
-def facts(profile: dict) -> dict[str, dict[str, str]]:
+
+def facts(profile: Profile) -> dict[str, dict[str, str]]:
     """Sections of names and values: what the numbers depend on."""
-    about = {name: profile[name] for name in ("hybridspec", "created", "backend")}
+    about = {"hybridspec": profile.hybridspec, "created": profile.created, "backend": profile.backend}
     return {
-        "Environment": flat(about | profile["machine"]),
-        "Target": flat(profile["target"]),
-        **{f"Draft {spec}": flat(draft) for spec, draft in profile["drafts"].items()},
-        "Settings": flat(profile["settings"]),
+        "Environment": flat(about | profile.machine.to_dict()),
+        "Target": flat(profile.target.to_dict()),
+        **{f"Draft {spec}": flat(draft.to_dict()) for spec, draft in profile.drafts.items()},
+        "Settings": flat(profile.settings.to_dict()),
     }
 
 

@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from hybridspec.tuning.profile import Profile
+from hybridspec.tuning.profile_records import WorkloadProfile
 from hybridspec.tuning.reporting.words import short_names, shorten
 
 #: Told apart by people who do not see all colours (Okabe and Ito 2008); the markers help in print.
@@ -65,17 +67,17 @@ class Panel:
     missing: str = "nothing measured"
 
 
-def workload_drafts(row: dict) -> list[str]:
+def workload_drafts(row: WorkloadProfile) -> list[str]:
     """Every draft that appears in a workload: surveyed, predicted or tried."""
-    named = [*row["acceptance"], *(c["draft"] for c in (*row["predicted"], *row["trials"]))]
+    named = [*row.acceptance, *(c.draft for c in (*row.predicted, *row.trials))]
     return [draft for draft in dict.fromkeys(named) if draft]
 
 
-def looks(profile: dict) -> dict[str, Look]:
+def looks(profile: Profile) -> dict[str, Look]:
     """By draft, over the whole profile: a draft keeps its colour in every plot."""
-    rows = profile["workloads"].values()
+    rows = profile.workloads.values()
     used = dict.fromkeys(draft for row in rows for draft in workload_drafts(row))
-    drafts = [*(d for d in profile["drafts"] if d in used), *(d for d in used if d not in profile["drafts"])]
+    drafts = [*(d for d in profile.drafts if d in used), *(d for d in used if d not in profile.drafts)]
     labels = short_names(drafts)
     step = min(0.12, 0.5 / max(1, len(drafts)))
     return {

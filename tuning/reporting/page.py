@@ -7,6 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.reporting import words
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
 from hybridspec.tuning.reporting.against import compare_profiles, difference_text
@@ -25,20 +26,20 @@ PLOTS = {
 }
 
 
-def report_page(profile: dict) -> str:
+def report_page(profile: Profile) -> str:
     """HTML of a profile: the answers, plots and trials of each workload, environment, models and settings."""
     pictures = {
         name: {
             text: data_uri(draw(profile, [name]))
             for text, draw in PLOTS.items()
-            if draw is not cost_figure or row["costs"]
+            if draw is not cost_figure or row.costs
         }
-        for name, row in profile["workloads"].items()
+        for name, row in profile.workloads.items()
     }
     return (
         environment()
         .get_template("report.html")
-        .render(profile=profile, pictures=pictures, facts=facts(profile), drafts=profile["drafts"])
+        .render(profile=profile, pictures=pictures, facts=facts(profile), drafts=profile.drafts)
     )
 
 
@@ -73,7 +74,7 @@ def environment() -> Environment:
         "percent": words.percent,
         "rule": words.rule_text,
         "chosen": words.chosen_text,
-        "indented": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        "indented": lambda record: json.dumps(record.to_dict(), indent=2, ensure_ascii=False),
     }
     found.globals |= {
         "account": words.account,

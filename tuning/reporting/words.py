@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from hybridspec.tuning.profile_records import AcceptanceCurve, ConfigurationRecord, WorkloadProfile
+
 
 def shorten(text: str, width: int) -> str:
     """Cut in the middle: the ends of names and paths tell them apart."""
@@ -25,27 +27,26 @@ def _last_part(spec: str) -> str:
     return option if option and "=" not in option else name or spec
 
 
-def rule_text(configuration: dict) -> str:
+def rule_text(configuration: ConfigurationRecord) -> str:
     """``K = 4``, ``svip, segmented``, ``plain decoding``."""
-    length = configuration["length"]
+    length = configuration.length
     if length == "0":
         return "plain decoding"
     rule = f"K = {length}" if length.isdecimal() else length
-    extra = [", segmented"] * configuration["segments"]
-    extra += [", block verification"] * (configuration["verification"] == "block")
+    extra = [", segmented"] * configuration.segments
+    extra += [", block verification"] * (configuration.verification == "block")
     return rule + "".join(extra)
 
 
-def chosen_text(row: dict, labels: dict[str, str] | None = None) -> str:
+def chosen_text(chosen: ConfigurationRecord | None, complete: bool, labels: dict[str, str] | None = None) -> str:
     """What a workload should run with, in a few words."""
-    chosen = row["chosen"]
     if chosen is None:
         return "not measured"
     rule = rule_text(chosen)
-    so_far = "" if row["complete"] else " so far"
-    if chosen["length"] == "0":
+    so_far = "" if complete else " so far"
+    if chosen.length == "0":
         return rule + so_far
-    return f"{(labels or {}).get(chosen['draft'], chosen['draft'])}, {rule}{so_far}"
+    return f"{(labels or {}).get(chosen.draft, chosen.draft)}, {rule}{so_far}"
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -63,53 +64,49 @@ def speedup_text(value: float | None, interval: Sequence[float] | None) -> str:
     return f"{value:.2f}" + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def predicted_speedup(row: dict) -> float | None:
+def predicted_speedup(row: WorkloadProfile) -> float | None:
     """What the cost model expected of the chosen configuration."""
-    chosen = row["chosen"]
-    return next((p["speedup"] for p in row["predicted"] if chosen and p["label"] == chosen["label"]), None)
+    chosen = row.chosen
+    return next((p.speedup for p in row.predicted if chosen and p.label == chosen.label), None)
 
 
-def prompts_behind(row: dict) -> int | None:
+def prompts_behind(row: WorkloadProfile) -> int | None:
     """How many prompts the answer rests on: those of the chosen configuration, or, where plain decoding stays, of the
     best that was tried against it.
     """
-    measured = [t for t in row["trials"] if not t["pruned"] and "prompts" in t]
-    chosen = [t for t in measured if row["chosen"] and t["label"] == row["chosen"]["label"]]
-    best = chosen or sorted(measured, key=lambda t: t["speedup"])[-1:]
-    return best[0]["prompts"] if best else None
+    measured = [t for t in row.trials if not t.pruned and t.prompts is not None]
+    chosen = [t for t in measured if row.chosen and t.label == row.chosen.label]
+    best = chosen or sorted(measured, key=lambda t: t.speedup)[-1:]
+    return best[0].prompts if best else None
 
 
-def account(row: dict) -> str:
+def account(row: WorkloadProfile) -> str:
     """What was gained, why this answer, and why measuring ended, in sentences."""
     sentences = []
-    if row["chosen"] and row["chosen"]["length"] != "0":
-        gain = speedup_text(row["speedup"], row.get("speedup_interval_90"))
+    if row.chosen and row.chosen.length != "0":
+        gain = speedup_text(row.speedup, row.speedup_interval_90)
         count = prompts_behind(row)
         rests = f" on {count} prompt{'s' * (count != 1)}" if count else ""
         sentences.append(f"Speed-up over plain decoding{rests}: {gain}.")
-    if row["reason"]:
-        sentences.append(f"Why: {row['reason']}.")
-    if row["stopped"]:
-        sentences.append(f"Measuring stopped: {row['stopped']}.")
-    elif not row["complete"]:
+    if row.reason:
+        sentences.append(f"Why: {row.reason}.")
+    if row.stopped:
+        sentences.append(f"Measuring stopped: {row.stopped}.")
+    elif not row.complete:
         sentences.append("Measuring was interrupted; the same command goes on.")
-    error = row.get("prediction_error_median")
+    error = row.prediction_error_median
     if error is not None:
         sentences.append(f"Predictions were off by {error:.1%} (median).")
     return " ".join(sentences)
 
 
-def shares(curve: dict) -> list[tuple[float, float, float]]:
+def shares(curve: AcceptanceCurve) -> list[tuple[float, float, float]]:
     """(share, low, high) of acceptance by position; a share without an interval is its own."""
-    intervals = [*curve["interval_90"], *([None] * len(curve["by_position"]))]
-    return [(s, *(pair or (s, s))) for s, pair in zip(curve["by_position"], intervals, strict=False)]
+    intervals = [*curve.interval_90, *([None] * len(curve.by_position))]
+    return [(s, *(pair or (s, s))) for s, pair in zip(curve.by_position, intervals, strict=False)]
 
 
-def concurrency_rows(row: dict) -> list[tuple[str, int, float | None]]:
-    """(requests at once, K, speed-up) of a backend that serves batches; empty where none did, or in another form."""
-    found = row.get("by_concurrency") or {}
-    entries = found.get("concurrency", found)
-    if not isinstance(entries, dict):
-        return []
-    rows = [(n, e["k"], e.get("speedup")) for n, e in entries.items() if isinstance(e, dict) and "k" in e]
-    return sorted(rows, key=lambda r: (not r[0].isdecimal(), int(r[0]) if r[0].isdecimal() else 0, r[0]))
+def concurrency_rows(row: WorkloadProfile) -> list[tuple[str, int, float | None]]:
+    """(requests at once, K, speed-up) of a backend that serves batches; empty where none did."""
+    found = row.by_concurrency or {}
+    return [(requests, entry.k, entry.speedup) for requests, entry in sorted(found.items(), key=lambda e: int(e[0]))]

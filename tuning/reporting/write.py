@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.reporting.acceptance import acceptance_figure
 from hybridspec.tuning.reporting.against import compare_profiles
 from hybridspec.tuning.reporting.against_plot import against_figure
@@ -14,20 +15,18 @@ PAGE = "report.html"
 PLOTS = {"acceptance.png": acceptance_figure, "speedup.png": speedup_figure, "costs.png": cost_figure}
 
 
-def write_report(profile: dict, out: Path) -> list[Path]:
+def write_report(profile: Profile, out: Path) -> list[Path]:
     """``acceptance.png``, ``speedup.png``, ``costs.png`` and ``report.html`` in ``out``, which is made if it is
     missing; a profile without workloads has no plots. Returns what was written.
 
     Args:
         profile: as :func:`~hybridspec.tuning.profile.read_profile` returns it.
     """
-    written = [
-        write(out / name, rendered(draw(profile), "png")) for name, draw in PLOTS.items() if profile["workloads"]
-    ]
+    written = [write(out / name, rendered(draw(profile), "png")) for name, draw in PLOTS.items() if profile.workloads]
     return [*written, write_page(profile, out / PAGE)]
 
 
-def write_page(profile: dict, path: Path) -> Path:
+def write_page(profile: Profile, path: Path) -> Path:
     """The HTML page alone."""
     return write(path, report_page(profile).encode())
 
