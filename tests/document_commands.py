@@ -105,14 +105,14 @@ def check_hybridspec(arguments: Sequence[str], folder: Path, config: pytest.Conf
         return
     values = context.params
     # Some commands take a folder for a draft, others a strategy.
-    for draft in as_list(values.get("draft")):
+    for draft in given(values, "draft"):
         if isinstance(draft, str):
             check_draft(draft)
     if context.info_name in ("tune", "compare", "generate", "vllm") and not isinstance(values.get("length"), int):
-        for rule in [*as_list(values.get("length")), *as_list(values.get("k"))]:
+        for rule in [*given(values, "length"), *as_list(values.get("k"))]:
             if rule != "fixed":
                 make_length(rule)
-    for workload in as_list(values.get("workload")):
+    for workload in given(values, "workload"):
         WorkloadSource.parse(workload)
     if values.get("config"):
         load_config(folder / values["config"])
@@ -133,6 +133,11 @@ def check_draft(spec: str) -> None:
         STRATEGIES.options(name, options, STRATEGIES.find(name).create)
     elif not name.startswith("my-"):
         raise STRATEGIES.unknown(name)
+
+
+def given(values: dict[str, Any], name: str) -> list:
+    """The values of an option ``name``, whose parameter some commands call by the plural."""
+    return as_list(values.get(name, values.get(f"{name}s")))
 
 
 def as_list(value: object) -> list:
