@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.utils.logging import disable_progress_bar
 
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
+from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 
 
 class TransformersModel:

@@ -18,9 +18,10 @@ import typer
 import typer.main
 
 from hybridspec.cli.app import app
-from hybridspec.drafts.registry import STRATEGIES, draft_spec, make_length
+from hybridspec.drafts.registry import make_length
 from hybridspec.engines.export.key_sets import choose_key_set
 from hybridspec.errors import HybridspecError
+from hybridspec.specs import STRATEGIES, draft_spec
 from hybridspec.tuning.config_file import load_config, tomllib
 from hybridspec.tuning.workloads.sources import WorkloadSource
 from tests.documents import ROOT, Block, DocumentError

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import ModelOutput
 
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
+from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 from hybridspec.runtime.runner import TargetRunner
 from tests.reference import next_logits
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from hybridspec.cli.app import app
 from hybridspec.engines.audit.coverage import read_coverage
 from hybridspec.engines.audit.engine import CHILD, last_error
-from hybridspec.engines.audit.server import Counters
 from hybridspec.engines.audit.verdict import compare
+from hybridspec.engines.server_metrics import ServerCounters
 
 K = 3
 
@@ -113,10 +113,10 @@ vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 12.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 8.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 4.0
 """
-    found = Counters.read(text)
-    assert (found.drafts, found.drafted, found.accepted, found.by_position) == (10, 30, 12, {0: 8, 1: 4})
+    found = ServerCounters.read(text)
+    assert (found.drafts, found.drafted, found.accepted_tokens, found.accepted) == (10, 30, 12, (8, 4))
     assert found.to_dict()["acceptance_by_position"] == [0.8, 0.4]
-    assert found.since(found).accepted == 0
+    assert found.since(found).accepted_tokens == 0
 
 
 class Rule(BaseHTTPRequestHandler):

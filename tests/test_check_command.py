@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import hybridspec
-from hybridspec.checker.run import cosines, repetition, run_models
 from hybridspec.checkpoints.codes import CODES
 from hybridspec.embedded import DRAFTS, TARGET
+from hybridspec.tuning.model_checks import cosines, repetition, run_models
 from tests.checkpoints import edit
 from tests.test_cli import run
 
@@ -21,7 +21,7 @@ DRAFT = DRAFTS["draft-2-layers"]
 @pytest.fixture
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of a few tokens."""
-    monkeypatch.setattr("hybridspec.checker.run.NEW_TOKENS", 12)
+    monkeypatch.setattr("hybridspec.tuning.model_checks.NEW_TOKENS", 12)
 
 
 @pytest.fixture

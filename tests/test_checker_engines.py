@@ -3,20 +3,20 @@
 import pytest
 
 from hybridspec import check
-from hybridspec.engines.support import RULES, Facts, engine_findings, support
+from hybridspec.engines.support import PairFacts, engine_findings, matrix, support
 from tests.checkpoints import checkpoints
 
 __all__ = ["checkpoints"]
 
 GDN = frozenset({"gated delta rule"})
-QWEN = Facts("qwen3_5_text", True, GDN)
+QWEN = PairFacts("qwen3_5_text", True, GDN)
 
 
-def verdict(facts: Facts, engine: str, method: str) -> str | None:
+def verdict(facts: PairFacts, engine: str, method: str) -> str | None:
     return next((row.verdict for row in support(facts) if (row.engine, row.method) == (engine, method)), None)
 
 
-def pair(target: str, draft: str, **changes) -> Facts:
+def pair(target: str, draft: str, **changes) -> PairFacts:
     dense = {"qwen3", "llama"}
     facts = {
         "hybrid": target not in dense,
@@ -26,7 +26,7 @@ def pair(target: str, draft: str, **changes) -> Facts:
         "vocabularies": (100, 100),
         "tokens_agree": True,
     }
-    return Facts(target, **(facts | changes))
+    return PairFacts(target, **(facts | changes))
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def pair(target: str, draft: str, **changes) -> Facts:
         (pair("qwen3_5_text", "qwen3"), "mlx-lm", "draft model", "refused"),
         (pair("falcon_h1", "qwen3"), "exllamav3", "draft model", "refused"),
         (pair("qwen3_5_text", "qwen3_5_text"), "exllamav3", "draft model", "works"),
-        (Facts("qwen3_5_text", True, GDN, head=True), "vllm", "mtp", "works"),
+        (PairFacts("qwen3_5_text", True, GDN, head=True), "vllm", "mtp", "works"),
         (QWEN, "vllm", "mtp", None),
         (QWEN, "vllm", "draft_model", None),
         (QWEN, "transformers", "prompt_lookup", "refused"),
     ],
 )
-def test_verdicts(facts: Facts, engine: str, method: str, expected: str | None) -> None:
+def test_verdicts(facts: PairFacts, engine: str, method: str, expected: str | None) -> None:
     assert verdict(facts, engine, method) == expected
 
 
 def test_each_entry_names_its_version_and_each_failure_what_works_instead() -> None:
-    for rule in RULES:
+    for rule in matrix():
         assert any(character.isdigit() for character in rule.version), rule
         assert rule.instead or rule.verdict == "works", rule
 

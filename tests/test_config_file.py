@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridspec.drafts.registry import LENGTHS, STRATEGIES
 from hybridspec.errors import InputError
+from hybridspec.specs import LENGTHS, STRATEGIES
 from hybridspec.tuning.config_file import ServingOptions, TuneConfig, load_config, tomllib
 from hybridspec.tuning.workloads.sources import WorkloadSource, find_workload
 

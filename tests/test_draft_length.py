@@ -17,10 +17,11 @@ from hybridspec.drafts.length.bandit import Bandit
 from hybridspec.drafts.length.entropy import SVIP, AdaEDL
 from hybridspec.drafts.length.estimates import AcceptanceEstimate, StepCosts
 from hybridspec.drafts.length.expected_gain import ExpectedGain
-from hybridspec.drafts.registry import LENGTHS, make_length
+from hybridspec.drafts.registry import make_length
 from hybridspec.drafts.same_architecture import SameArchitectureDraft
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runtime.runner import TargetRunner
+from hybridspec.specs import LENGTHS
 from tests import reference
 
 MakeRunner = Callable[..., TargetRunner]

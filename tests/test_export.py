@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from hybridspec.engines.export import key_sets as versions
+from hybridspec.engines.export.draft_method import PLAIN, PROPOSER, from_method
 from hybridspec.engines.export.key_sets import KeySet, choose_key_set, key_sets, read_key_set
 from hybridspec.engines.export.memory import page_bytes
-from hybridspec.engines.export.models import Models, read_models
+from hybridspec.engines.export.models import ExportedPair, read_models
 from hybridspec.engines.export.profile import export_configuration
-from hybridspec.engines.export.proposal import PLAIN, PROPOSER, from_method
 from hybridspec.engines.export.refusals import Refusal, in_one_group
-from hybridspec.engines.export.vllm import Export, Options, batch_table, export_vllm, flag, synthetic_keys
+from hybridspec.engines.export.vllm import Export, ExportOptions, batch_table, export_vllm, flag, synthetic_keys
 from hybridspec.errors import InputError, ModelLoadError
 from hybridspec.tuning.config_file import load_config
 from tests.serving import stand_in, write_stand_in
@@ -43,11 +43,11 @@ STAND_INS = {
 }
 
 
-def ask(models: Models, method: str | None, k: int = 3, rule: str | None = None, **options) -> Export | Refusal:
+def ask(models: ExportedPair, method: str | None, k: int = 3, rule: str | None = None, **options) -> Export | Refusal:
     draft = models.draft.path if models.draft else None
     keys = options.pop("keys", NEW)
     proposal = from_method(method, k, draft, models.facts.draft_hybrid, rule)
-    return export_vllm(models, proposal, Options(keys, **options))
+    return export_vllm(models, proposal, ExportOptions(keys, **options))
 
 
 def check_valid(result: Export, keys: KeySet) -> None:
@@ -88,7 +88,7 @@ def test_every_choice_of_a_shipped_file_becomes_settings_or_a_refusal(path: Path
             length, k = ("3", 3) if rule == "fixed" else (rule, 8)
             configuration = {"draft": spec, "length": length, "segments": False, "label": f"{spec} {length}"}
             for keys in (OLD, NEW):
-                options = Options(keys, engine=config.serving.engine_arguments())
+                options = ExportOptions(keys, engine=config.serving.engine_arguments())
                 result = export_configuration(models, configuration, k, folder, options)
                 if path.stem == "jamba2-mini":
                     assert isinstance(result, Refusal) and "Mamba-1" in result.what and "hybridspec" in result.instead
@@ -227,7 +227,7 @@ def test_prefix_caching_when_it_is_asked_for(stand_in: Callable) -> None:
         assert any("as asked" in note for note in result.notes)
         assert "--enable-prefix-caching" in result.command
     assert "--no-enable-prefix-caching" in ask(models, "ngram").command
-    plain = export_vllm(models, PLAIN, Options(NEW))
+    plain = export_vllm(models, PLAIN, ExportOptions(NEW))
     assert plain.speculative_config is None and not plain.engine_arguments and plain.memory.slots == 1
 
 
@@ -246,7 +246,7 @@ def test_one_sequence_at_a_time_on_an_old_cpu_build(stand_in: Callable) -> None:
 def test_latent_attention_on_a_cpu_goes_without_prefix_caching(stand_in: Callable) -> None:
     models = read_models(stand_in("kimi_linear"))
     for device, engine in (("cpu", {"enable_prefix_caching": False}), ("gpu", {})):
-        assert export_vllm(models, PLAIN, Options(NEW, device)).engine_arguments == engine
+        assert export_vllm(models, PLAIN, ExportOptions(NEW, device)).engine_arguments == engine
 
 
 def test_sequences_by_memory_follow_the_formula_that_is_shown(stand_in: Callable) -> None:
@@ -363,9 +363,9 @@ def test_a_key_set_is_read_without_running_anything(tmp_path: Path) -> None:
 
 def test_bad_options_and_folders(stand_in: Callable, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no engine argument 'max_num_seq'. Did you mean 'max_num_seqs'"):
-        Options(NEW, engine={"max_num_seq": 3})
+        ExportOptions(NEW, engine={"max_num_seq": 3})
     with pytest.raises(InputError, match="leave it out"):
-        Options(NEW, engine={"speculative_config": {}})
+        ExportOptions(NEW, engine={"speculative_config": {}})
     with pytest.raises(InputError, match="whole number"):
         ask(read_models(stand_in(QWEN)), "ngram", engine={"max_num_seqs": "many"})
     with pytest.raises(InputError, match="needs --draft"):
@@ -387,7 +387,7 @@ def test_what_only_our_runner_has(stand_in: Callable) -> None:
 
     def export(draft: str, length: str, **changes) -> Export | Refusal:
         row = {"draft": draft, "length": length, "segments": False, "verification": "token", "label": draft} | changes
-        return export_configuration(models, row, 4, None, Options(NEW), trials)
+        return export_configuration(models, row, 4, None, ExportOptions(NEW), trials)
 
     assert "vLLM lets no proposer do" in export("full-attention", "4").what
     assert export("mtp", "svip").instead.endswith("(the best fixed K measured is 3)")

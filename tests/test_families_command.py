@@ -9,10 +9,12 @@ import pytest
 from transformers import __version__ as version
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from hybridspec.checkpoints import modeling_files
+from hybridspec.checkpoints.modeling_files import ModelingFile
 from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.hooks import adapters, mixers
 from hybridspec.runtime import families
-from hybridspec.runtime.families import CLAMPED, FROM_ZERO, TIES_ATTENTION, TIES_EXPERTS, Family, ModelingFile
+from hybridspec.runtime.families import CLAMPED, FROM_ZERO, TIES_ATTENTION, TIES_EXPERTS, Family
 from hybridspec.runtime.runner import TargetRunner
 from tests.families import FAMILIES, family_runner, is_known, model_type, modes
 from tests.test_cli import run
@@ -44,7 +46,7 @@ def test_listed_modes_are_those_that_load(listed: dict[str, Family], name: str) 
     assert family.modes == tuple(mode for mode in ALL_MODES if runners[mode])
     assert family.modes == modes(name)
     # The listing reads text; a session asks the imported module.
-    known = set(family.mixers) & set(families.RECURRENCE_NAMES.values())
+    known = set(family.mixers) & set((modeling_files.FUNCTION_NAMES | modeling_files.CLASS_NAMES).values())
     assert bool(known) == bool(adapters.attach(runners["recompute"].model))
     assert family.hybrid == (model_type(name) not in DENSE)
     assert (CLAMPED in family.notes) == runners["recompute"].clamps_steps
@@ -78,7 +80,8 @@ def test_nothing_depends_on_what_was_imported_before(listed: dict[str, Family]) 
 
 
 def test_every_recurrence_has_a_name_and_every_exception_is_still_one(listed: dict[str, Family]) -> None:
-    assert set(families.RECURRENCE_NAMES) == set(adapters.RECURRENCES) | set(mixers.MIXERS)
+    assert set(modeling_files.FUNCTION_NAMES) == set(adapters.RECURRENCES)
+    assert set(modeling_files.CLASS_NAMES) == set(mixers.MIXERS)
     for key in families.OBSTACLES:
         assert "tape" not in listed[key].modes, f"{key} has a tape now: it needs no explanation"
     assert set(families.NEWER) <= set(listed)

@@ -1,4 +1,4 @@
-"""The directions of imports, as pyproject.toml has them: checked by import-linter, and shown to fail when one is wrong."""
+"""The directions of imports, as pyproject.toml has them: import-linter checks them, and finds one that is wrong."""
 
 import os
 import shutil

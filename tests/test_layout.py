@@ -8,17 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hybridspec.checkpoints.layout import (
-    KNOWN,
-    agree,
-    compact,
-    first_difference,
-    group_tensors,
-    layer_kind,
-    read_config,
-    runs,
-    text_part,
-)
+from hybridspec.checkpoints.config_layers import read_config, text_part
+from hybridspec.checkpoints.layer_kinds import KNOWN, agree, compact, first_difference, runs
+from hybridspec.checkpoints.tensor_layers import group_tensors, layer_kind
 from tests.examples import examples
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"

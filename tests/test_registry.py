@@ -8,8 +8,9 @@ import pytest
 from hybridspec.decoding.draft_length import FixedLength
 from hybridspec.decoding.loop import decode
 from hybridspec.drafts.prompt_lookup import PromptLookupDraft
-from hybridspec.drafts.registry import LENGTHS, STRATEGIES, make_draft, make_length
+from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.errors import InputError
+from hybridspec.specs import LENGTHS, STRATEGIES
 
 PACKAGE = """
 from hybridspec.decoding.draft import Draft, Drafting

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hybridspec.cli.app import app
+from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.errors import InputError
-from hybridspec.tuning.backends.server_metrics import Totals
 from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.config_file import ServingOptions
 from hybridspec.tuning.profile_file import read_profile, write_profile
@@ -171,8 +171,8 @@ def test_counters_of_several_engines_add_up_and_of_other_models_do_not() -> None
             'vllm:inter_token_latency_seconds_sum{model_name="a"} 2.5e-1',
         ]
     )
-    found = Totals.read(text, "a")
+    found = ServerCounters.read(text, "a")
     assert (found.drafts, found.accepted, found.rows, found.decode_seconds) == (7, (2, 1), 9, 0.25)
-    later = Totals(0, 0, 12, 1.25, 9, 0, (4, 2))
-    assert later.since(found) == Totals(0, 0, 3, 1.0, 2, 0, (2, 1))
-    assert Totals.read("") == Totals(0, 0, None, 0.0, 0, 0, ())
+    later = ServerCounters(0, 0, 12, 1.25, 9, 0, (4, 2), 6)
+    assert later.since(found) == ServerCounters(0, 0, 3, 1.0, 2, 0, (2, 1), 6)
+    assert ServerCounters.read("") == ServerCounters(0, 0, None, 0.0, 0, 0, ())

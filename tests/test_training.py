@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hybridspec.drafts.distillation import outputs
 from hybridspec.drafts.distillation.optimizer import MuonAdamW, orthogonalise
 from hybridspec.drafts.distillation.sitting import Processes, Sitting, learning_rate_scale
 from hybridspec.drafts.distillation.training_kernels import training_kernels
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
-from hybridspec.drafts.embedded_pair import data, distil, target, unloop
+from hybridspec.drafts.embedded_pair import data, distil, outputs, target, unloop
 from hybridspec.drafts.embedded_pair.data import is_permissive, read_corpus
 from hybridspec.drafts.embedded_pair.target import make_config, make_model
 from hybridspec.drafts.embedded_pair.tasks import task_documents

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
 from hybridspec.runtime.runner import RollbackMode
+from hybridspec.specs import LENGTHS, STRATEGIES, Registry, draft_spec, split_options
 from hybridspec.tuning.fields import at_least, convert, fill, shown
 from hybridspec.tuning.workloads.rows import SUFFIXES
 from hybridspec.tuning.workloads.sources import WorkloadSource

@@ -15,7 +15,7 @@ from hybridspec.engines.export.key_sets import choose_key_set
 from hybridspec.engines.export.models import read_models
 from hybridspec.engines.export.profile import draft_folder, export_configuration
 from hybridspec.engines.export.refusals import Refusal
-from hybridspec.engines.export.vllm import Options
+from hybridspec.engines.export.vllm import ExportOptions
 from hybridspec.errors import HybridspecError
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.tuning.configuration import Configuration
@@ -155,7 +155,7 @@ def vllm_setting(
     configuration: Configuration,
     target: Mapping[str, object],
     drafts: Mapping[str, object],
-    options: Options | None = None,
+    options: ExportOptions | None = None,
 ) -> dict | None:
     """How to serve the configuration with the newest vLLM that is known, as ``hybridspec export vllm`` says it in full,
     or ``{"refused": why}``; None where plain decoding wins or the models are no folders.
@@ -167,7 +167,7 @@ def vllm_setting(
     if configuration.plain or not target["path"]:
         return None
     try:
-        options = options or Options(choose_key_set()[0])
+        options = options or ExportOptions(choose_key_set()[0])
         folder = draft_folder(drafts, configuration.draft, FILE)
         models = read_models(str(target["path"]), folder)
         k = largest_k(configuration)

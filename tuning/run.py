@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import draft_spec, make_draft, make_length
+from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.errors import InputError
 from hybridspec.runtime.compile_ahead import compile_ahead
 from hybridspec.runtime.runner import RollbackMode, TargetRunner
+from hybridspec.specs import draft_spec
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config_file import Backend, DType, ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Bench

@@ -25,12 +25,12 @@ from transformers import PreTrainedModel
 from hybridspec.decoding.loop import check_length, decode
 from hybridspec.decoding.sampling import Sampling
 from hybridspec.drafts.distillation.acceptance import measure
+from hybridspec.drafts.distillation.continuations import TEMPERATURES, continue_windows
 from hybridspec.drafts.distillation.corpus import Corpus, identity, prepare
 from hybridspec.drafts.distillation.cut import check_kept, cut_model, shared_parts
 from hybridspec.drafts.distillation.documents import text_files
 from hybridspec.drafts.distillation.layer_choice import choose_layers, default_count, layer_kinds
 from hybridspec.drafts.distillation.matching import Lessons, OutputPool, learn
-from hybridspec.drafts.distillation.outputs import TEMPERATURES, continue_windows
 from hybridspec.drafts.distillation.sitting import Processes, Sitting
 from hybridspec.drafts.distillation.training_kernels import CHUNK, training_kernels
 from hybridspec.errors import HybridspecError, InputError, UnsupportedLayerError

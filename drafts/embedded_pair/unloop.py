@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hybridspec.drafts.distillation.outputs import continue_windows
+from hybridspec.drafts.distillation.continuations import continue_windows
 from hybridspec.drafts.distillation.sitting import Processes, Sitting
 from hybridspec.drafts.distillation.training_kernels import native_kernels, training_kernels
 from hybridspec.drafts.distillation.window_sampler import WindowSampler

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
+from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 from hybridspec.errors import InputError, UnsupportedLayerError
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridspec.checker.layers import announces_prediction_head, check_layers, has_prediction_head, recurrent_kinds
-from hybridspec.checker.pair import (
-    check_pair,
-    check_quantisation,
-    check_state_dtype,
-    context_length,
-    rope,
-    state_dtypes,
-)
+from hybridspec.checker.pair import check_pair, check_quantisation, check_state_dtype
 from hybridspec.checker.tokenizer import (
     TokenizerFiles,
     check_tokenizer,
@@ -21,9 +14,10 @@ from hybridspec.checker.tokenizer import (
     tokenizer_facts,
 )
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from hybridspec.checkpoints.config_facts import context_length, rope, state_dtypes
 from hybridspec.checkpoints.findings import Finding, Report
 from hybridspec.checkpoints.memory import GIB, UnknownLayer, layer_memory, plan
-from hybridspec.engines.support import ENGINES, Facts, engine_findings, support
+from hybridspec.engines.support import PairFacts, engine_findings, engines, support
 from hybridspec.errors import InputError
 
 
@@ -47,7 +41,8 @@ def check(
         k: draft length that state slots are counted for.
         length: tokens of a sequence, for memory.
         gpu_memory: GiB; how many sequences fit is reported if given.
-        engine: one of ``ENGINES``: what it does with the pair becomes an error or a warning, not a note.
+        engine: one of :func:`hybridspec.engines.support.engines`: what it does with the pair becomes an error or a
+            warning, not a note.
 
     Raises:
         InputError: an argument is out of range. A broken checkpoint raises nothing: it is in the report.
@@ -87,8 +82,8 @@ def _arguments(k: int, length: int, gpu_memory: float | None, engine: str | None
         raise InputError(f"length must be at least 1 token, not {length}")
     if gpu_memory is not None and not 0 < gpu_memory < 1e6:
         raise InputError(f"gpu_memory must be a number of GiB above 0, not {gpu_memory}")
-    if engine is not None and engine not in ENGINES:
-        raise InputError(f"unknown engine {engine!r}: choose one of {', '.join(ENGINES)}")
+    if engine is not None and engine not in engines():
+        raise InputError(f"unknown engine {engine!r}: choose one of {', '.join(engines())}")
 
 
 class Part:
@@ -182,17 +177,17 @@ def _memory(report: Report, one: Part, two: Part | None, k: int, length: int, gp
         report.add([Finding("HS503", "target", seen)])
 
 
-def pair_facts(one: Part, two: Part | None, same_tokens: bool | None) -> Facts:
+def pair_facts(one: Part, two: Part | None, same_tokens: bool | None) -> PairFacts:
     def head(part: Part) -> bool:
         return announces_prediction_head(part.checkpoint) and has_prediction_head(part.checkpoint)
 
     def mixers(part: Part) -> frozenset[str]:
         return frozenset(mixer for mixer in part.mixers if mixer)
 
-    facts = Facts(one.checkpoint.model_type, recurrent_kinds(one.kinds), mixers(one), head(one))
+    facts = PairFacts(one.checkpoint.model_type, recurrent_kinds(one.kinds), mixers(one), head(one))
     if two is None:
         return facts
-    return Facts(
+    return PairFacts(
         facts.model_type,
         facts.hybrid,
         facts.mixers,

@@ -17,7 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from hybridspec.checkpoints.files import TensorInfo
-from hybridspec.checkpoints.layout import LAYER_NAME, OTHER_PARTS
+from hybridspec.checkpoints.tensor_layers import LAYER_NAME, OTHER_PARTS
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -43,7 +43,7 @@ SCALES = re.compile(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TensorComparison:
     """Names are transformers' own.
 
     Attributes:
@@ -62,7 +62,7 @@ class Comparison:
     embeddings: tuple[str, ...]
 
 
-def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo], quantised: bool) -> Comparison:
+def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo], quantised: bool) -> TensorComparison:
     """Lays the headers' tensors into the model of ``config``. With ``quantised`` weights, shapes are not compared.
 
     Raises:
@@ -93,7 +93,7 @@ def compare_with_model(config: PreTrainedConfig, tensors: dict[str, TensorInfo],
     missing = {name for name in info.missing_keys - tied if _layer_of(name) not in twins}
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info.mismatched_keys}
     failed = {name: " ".join(str(text).split()) for name, text in info.conversion_errors.items()}
-    return Comparison(
+    return TensorComparison(
         type(model).__name__,
         tuple(sorted(_repeat(missing, twins))),
         tuple(sorted(_repeat(info.unexpected_keys, twins))),

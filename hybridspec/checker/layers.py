@@ -5,19 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from hybridspec.checkpoints.checkpoint import MOST_LAYERS, Checkpoint
+from hybridspec.checkpoints.config_layers import Reading, layer_count, read_config, renamed
 from hybridspec.checkpoints.findings import Finding
-from hybridspec.checkpoints.layout import (
-    ATTENTION,
-    HYBRID,
-    LAYER_NAME,
-    RECURRENT,
-    LayerLayout,
-    Reading,
-    first_difference,
-    layer_count,
-    read_config,
-    renamed,
-)
+from hybridspec.checkpoints.layer_kinds import ATTENTION, HYBRID, RECURRENT, LayerLayout, first_difference
+from hybridspec.checkpoints.tensor_layers import LAYER_NAME
 
 PREDICTION_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
 

@@ -4,28 +4,13 @@ import re
 from typing import Any
 
 from hybridspec.checkpoints.checkpoint import Checkpoint
+from hybridspec.checkpoints.config_facts import CONTEXT, context_length, rope, state_dtypes
 from hybridspec.checkpoints.findings import Finding
-from hybridspec.checkpoints.layout import compact
+from hybridspec.checkpoints.layer_kinds import compact
 
-#: Fields that choose the type of a recurrent state: vLLM's, Qwen's, NVIDIA's, xLSTM's, and kin.
-STATE_DTYPE = re.compile(
-    r"^(mamba_ssm(_cache)?_dtype|mamba_cache_dtype|ssm_(state_|cache_)?dtype|inference_state_dtype|"
-    r"(recurrent|linear|linear_attn)_state_dtype|state_dtype)$"
-)
 FULL_PRECISION = frozenset({"float32", "fp32", "float64", "float", "auto"})
-CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 #: A draft above this share of the target's parameters rarely pays.
 LARGE_DRAFT = 1 / 3
-
-
-def state_dtypes(checkpoint: Checkpoint) -> dict[str, str]:
-    """Fields of config.json that choose the type of a recurrent state, and their values without ``torch.``."""
-    found = {}
-    for place in (checkpoint.config or {}, checkpoint.text):
-        for name, value in place.items():
-            if STATE_DTYPE.match(name) and isinstance(value, str):
-                found[name] = value.removeprefix("torch.")
-    return found
 
 
 def check_state_dtype(checkpoint: Checkpoint) -> list[Finding]:
@@ -34,24 +19,6 @@ def check_state_dtype(checkpoint: Checkpoint) -> list[Finding]:
     return [
         Finding("HS401", checkpoint.subject, f"{name} is {value}.", "config.json", name) for name, value in half.items()
     ]
-
-
-def context_length(checkpoint: Checkpoint) -> int | None:
-    value = checkpoint.setting(*CONTEXT)
-    return value if isinstance(value, int) else None
-
-
-def rope(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Rope settings in one form, whether the config has rope_parameters or the older rope_theta and rope_scaling."""
-    built = getattr(checkpoint.built_text, "rope_parameters", None)
-    value = built or checkpoint.raw_setting("rope_parameters")
-    if isinstance(value, dict):
-        return dict(value)
-    found = {}
-    theta, scaling = checkpoint.raw_setting("rope_theta"), checkpoint.raw_setting("rope_scaling")
-    if theta is not None:
-        found["rope_theta"] = theta
-    return found | (scaling if isinstance(scaling, dict) else {})
 
 
 def check_pair(target: Checkpoint, draft: Checkpoint, kinds: tuple[list, list]) -> list[Finding]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybridspec.checkpoints.config_layers import layer_count, text_part
 from hybridspec.checkpoints.files import Weights, read_json, read_weights
 from hybridspec.checkpoints.findings import Finding, Subject
-from hybridspec.checkpoints.layout import TensorLayers, group_tensors, layer_count, text_part
+from hybridspec.checkpoints.tensor_layers import TensorLayers, group_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -61,7 +61,7 @@ class Report:
         findings: errors first.
         memory: state and key-value bytes of the target, and what fits; None if its layers are not known.
         engines: one row per engine and draft method that the support matrix knows for this pair.
-        run: what :mod:`hybridspec.checker.run` measured; None if it did not run.
+        run: what :mod:`hybridspec.tuning.model_checks` measured; None if it did not run.
     """
 
     target: dict[str, Any]

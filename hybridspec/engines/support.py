@@ -1,54 +1,29 @@
 """The support matrix: what engines do with a pair, by draft method, each entry with the version it was read from.
 
-A rule is a condition on the facts of a pair; of an engine's rules for one method, the first that holds counts.
+The matrix is data, in ``support.toml``. An entry holds where one of its conditions does, and a condition where all of
+its parts do; see :class:`SupportEntry` for these. Of an engine's entries for one method, the first that holds counts.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from hybridspec.checkpoints.findings import Finding
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Verdict = Literal["works", "refused", "wrong", "not as asked", "slow"]
-TRANSFORMERS = "transformers 5.16-5.24"
-VLLM = "vLLM 0.33.0"
-SGLANG = "SGLang 0.5.23"
-LLAMA_CPP = "llama.cpp 2026-10"
-MLX = "mlx-lm 0.32.2"
-EXLLAMA = "exllamav3 1.6.5"
-
-MAMBA_1 = frozenset({"mamba", "falcon_mamba", "jamba", "zamba"})
-#: Without a rollback in transformers' own assisted generation, by its own check.
-CROPPABLE = frozenset({"lfm2", "lfm2_moe", "lfm3", "inkling_text", "inkling2_text", "inkling2_loop_text"})
-#: Were in vLLM and are no longer -> the version that removed them.
-REMOVED_FROM_VLLM = {"bamba": "0.23.0", "minimax": "0.23.0", "minimax_text_01": "0.23.0", "plamo2": "0.26.0"}
-#: A draft of these model types is rewritten to its own prediction head.
-REWRITTEN_BY_VLLM = ("qwen3_next", "qwen3_5", "qwen4_exp")
-VLLM_MTP = ("qwen3_next", "qwen3_5", "qwen4_exp", "nemotron_h", "bailing_hybrid")
-LLAMA_CPP_PLANES = ("qwen3_5", "qwen4_exp", "glm5_next", "nemotron_h", "lfm2", "bailing_hybrid", "deepseek_v4")
-LLAMA_CPP_WITHOUT = (
-    "qwen3_next",
-    "jamba",
-    "falcon_h1",
-    "granitemoehybrid",
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "kimi_linear",
-    "minimax",
-)
-EXLLAMA_RUNS = ("qwen3_next", "qwen3_5", "kimi_linear", "bailing_hybrid", "nemotron_h", "lfm2")
-EXLLAMA_LACKS = ("jamba", "falcon_h1", "granitemoehybrid", "zamba2", "zamba")
-#: Mixers whose windows or states vLLM on a CPU does not take back.
-WRONG_ON_CPU = frozenset({"SSD (Mamba-2)", "short convolution"})
-
-PLUGIN = "custom_class with hybridspec.vllm_plugin.HybridDraftProposer, or a dense draft of the same tokenizer"
-OURS = "hybridspec.enable_assisted_generation(model), or hybridspec's own decode"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the rules look at.
+class PairFacts:
+    """What conditions look at.
 
     Attributes:
         hybrid, draft_hybrid: some layer keeps a state or a window.
@@ -69,12 +44,6 @@ class Facts:
     vocabularies: tuple[int | None, int | None] = (None, None)
     tokens_agree: bool | None = None
 
-    def target_is(self, *types: str) -> bool:
-        return self.model_type.startswith(types)
-
-    def draft_is(self, *types: str) -> bool:
-        return bool(self.draft_type) and self.draft_type.startswith(types)
-
     @property
     def sizes_differ(self) -> bool:
         a, b = self.vocabularies
@@ -82,17 +51,42 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """``draft`` says whether the rule is about a draft model (True), needs none (False)."""
+class SupportEntry:
+    """One entry of the matrix.
+
+    Attributes:
+        needs_draft: it is about a draft model.
+        when: conditions, each a table of parts. ``hybrid``, ``draft_hybrid``, ``head``, ``draft_head``,
+            ``sizes_differ`` and ``tokens_agree`` are compared with the fact of that name; ``mixers`` lists those of
+            which the target has one; ``model_type`` and ``draft_type`` list whole names, ``family`` and
+            ``draft_family`` beginnings of the two; with ``_not`` behind, what none of them may be. None: it always
+            holds.
+    """
 
     engine: str
     version: str
     method: str
-    holds: Callable[[Facts], bool]
     verdict: Verdict
     text: str
     instead: str = ""
-    draft: bool = True
+    needs_draft: bool = True
+    when: tuple[Mapping[str, Any], ...] = ({},)
+
+    def holds(self, facts: PairFacts) -> bool:
+        return any(all(_holds(part, value, facts) for part, value in condition.items()) for condition in self.when)
+
+
+def _holds(part: str, value: Any, facts: PairFacts) -> bool:
+    name = part.removesuffix("_not")
+    if name != part:
+        return not _holds(name, value, facts)
+    if name in ("family", "draft_family"):
+        of = facts.model_type if name == "family" else facts.draft_type
+        return bool(of) and of.startswith(tuple(value))
+    fact = getattr(facts, name)
+    if name == "mixers":
+        return bool(fact & set(value))
+    return fact in value if isinstance(value, list) else fact is value
 
 
 @dataclass(frozen=True)
@@ -110,236 +104,50 @@ class Support:
         return asdict(self)
 
 
-def _always(facts: Facts) -> bool:
-    return True
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).with_name("support.toml")).read_text(encoding="utf-8"))
 
 
-RULES: tuple[Rule, ...] = (
-    # transformers: read and run.
-    Rule(
-        "transformers",
-        TRANSFORMERS,
-        "assistant_model",
-        lambda f: f.hybrid and f.model_type == "minimax",
-        "refused",
-        "generate raises 'Assisted decoding requires a cache'.",
-        OURS,
-    ),
-    Rule(
-        "transformers",
-        TRANSFORMERS,
-        "assistant_model",
-        lambda f: f.hybrid and f.model_type not in CROPPABLE,
-        "refused",
-        "generate raises 'assisted generation is not supported with stateful models'.",
-        OURS,
-    ),
-    Rule(
-        "transformers",
-        TRANSFORMERS,
-        "assistant_model",
-        lambda f: f.draft_hybrid and f.draft_type not in CROPPABLE,
-        "not as asked",
-        "A recurrent assistant is never rolled back: a quarter to nine tenths of its drafts came from a stale state.",
-        OURS,
-    ),
-    Rule("transformers", TRANSFORMERS, "assistant_model", _always, "works", "One sequence at a time."),
-    Rule(
-        "transformers",
-        TRANSFORMERS,
-        "prompt_lookup",
-        lambda f: f.hybrid and f.model_type not in CROPPABLE,
-        "refused",
-        "generate raises 'assisted generation is not supported with stateful models'.",
-        OURS,
-        draft=False,
-    ),
-    Rule("transformers", TRANSFORMERS, "prompt_lookup", _always, "works", "One sequence at a time.", draft=False),
-    # vLLM: read and, on a CPU, run.
-    *(
-        Rule(
-            "vllm",
-            VLLM,
-            method,
-            lambda f: f.model_type in REMOVED_FROM_VLLM,
-            "refused",
-            "Its model class was removed (bamba and minimax in 0.23.0, plamo2 in 0.26.0).",
-            "hybridspec's own runner, or an older vLLM without speculation",
-            draft=method == "draft_model",
-        )
-        for method in ("draft_model", "ngram", "mtp")
-    ),
-    *(
-        Rule(
-            "vllm",
-            VLLM,
-            method,
-            lambda f: f.model_type in MAMBA_1,
-            "wrong",
-            "Mamba-1 states are not rolled back, and no check refuses it: rejected tokens stay in the state.",
-            "hybridspec's own runner, or vLLM without speculation",
-            draft=method == "draft_model",
-        )
-        for method in ("draft_model", "ngram")
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.sizes_differ and not f.draft_is(*REWRITTEN_BY_VLLM),
-        "refused",
-        "Target and draft must have the same vocab_size, padding included.",
-        "pad the smaller embedding to the larger size, or use_heterogeneous_vocab (greedy, V1 runner)",
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.draft_is(*REWRITTEN_BY_VLLM) or (f.draft_is("nemotron_h") and f.draft_head),
-        "not as asked",
-        "The draft's config is rewritten to its prediction head (mtp): loading fails, or drafts are bad.",
-        PLUGIN,
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.draft_hybrid,
-        "refused",
-        "V1 runner: 'All drafting layers should belong to the same kv cache group'; V2 never rolls the draft back.",
-        PLUGIN,
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.tokens_agree is False,
-        "not as asked",
-        "It starts, because only sizes are compared; the ids mean other tokens, and almost nothing is accepted.",
-        "a draft with the target's tokenizer",
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.hybrid and bool(f.mixers & WRONG_ON_CPU),
-        "works",
-        "On GPU, with --no-enable-prefix-caching and few draft layers. On a CPU its outputs are wrong for this mixer.",
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "draft_model",
-        lambda f: f.hybrid,
-        "works",
-        "With --no-enable-prefix-caching, and a draft of few layers (all in one cache group on the V1 runner).",
-    ),
-    Rule("vllm", VLLM, "draft_model", _always, "works", ""),
-    Rule(
-        "vllm",
-        VLLM,
-        "mtp",
-        lambda f: f.head and f.target_is(*VLLM_MTP),
-        "works",
-        "With --no-enable-prefix-caching, which together with mtp has a record of wrong outputs on hybrids.",
-        draft=False,
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "ngram",
-        lambda f: f.hybrid and bool(f.mixers & WRONG_ON_CPU),
-        "works",
-        "On GPU, with --no-enable-prefix-caching. On a CPU its outputs are wrong for this mixer.",
-        draft=False,
-    ),
-    Rule(
-        "vllm",
-        VLLM,
-        "ngram",
-        lambda f: f.hybrid,
-        "works",
-        "With --no-enable-prefix-caching; before 0.33.0 it corrupts gated-delta states.",
-        draft=False,
-    ),
-    Rule("vllm", VLLM, "ngram", _always, "works", "", draft=False),
-    # Others: read.
-    Rule(
-        "sglang",
-        SGLANG,
-        "STANDALONE",
-        lambda f: f.sizes_differ,
-        "refused",
-        "Target and draft must have the same vocab_size.",
-        "pad the smaller embedding to the larger size",
-    ),
-    Rule(
-        "llama.cpp",
-        LLAMA_CPP,
-        "draft-simple",
-        lambda f: f.head and f.target_is(*LLAMA_CPP_PLANES),
-        "slow",
-        "Rejected tokens are taken back from a checkpoint in host memory, with a new pass over the accepted ones.",
-        "draft-mtp",
-    ),
-    Rule(
-        "llama.cpp",
-        LLAMA_CPP,
-        "draft-simple",
-        lambda f: f.target_is(*LLAMA_CPP_PLANES, *LLAMA_CPP_WITHOUT),
-        "slow",
-        "Rejected tokens are taken back from a checkpoint in host memory, with a new pass over the accepted ones.",
-        "hybridspec's own runner",
-    ),
-    Rule(
-        "llama.cpp",
-        LLAMA_CPP,
-        "draft-mtp",
-        lambda f: f.head and f.target_is(*LLAMA_CPP_PLANES),
-        "works",
-        "Its memory keeps planes to return to.",
-        draft=False,
-    ),
-    Rule(
-        "mlx-lm",
-        MLX,
-        "draft model",
-        lambda f: f.hybrid or f.draft_hybrid,
-        "refused",
-        "'Speculative decoding requires a trimmable prompt cache'.",
-        "hybridspec's own runner",
-    ),
-    Rule(
-        "exllamav3",
-        EXLLAMA,
-        "draft model",
-        lambda f: f.hybrid and f.target_is(*EXLLAMA_LACKS),
-        "refused",
-        "The architecture has no rollback there.",
-        "hybridspec's own runner",
-    ),
-    Rule(
-        "exllamav3",
-        EXLLAMA,
-        "draft model",
-        lambda f: f.hybrid and f.target_is(*EXLLAMA_RUNS) and (not f.draft_hybrid or f.draft_is(*EXLLAMA_RUNS)),
-        "works",
-        "Two state rows per sequence, whatever K is.",
-    ),
-)
+def listed(name: str) -> tuple[str, ...]:
+    """One of the matrix's lists of model types, mixers or methods."""
+    return tuple(_table()["lists"][name])
+
+
+@cache
+def matrix() -> tuple[SupportEntry, ...]:
+    """Every entry, in order."""
+    table = _table()
+
+    def filled(value: Any) -> Any:
+        return list(listed(value[1:])) if isinstance(value, str) and value.startswith("@") else value
+
+    entries = []
+    for entry in table["entry"]:
+        instead = entry.get("instead", "")
+        entry["instead"] = table["instead"][instead[1:]] if instead.startswith("@") else instead
+        entry["when"] = tuple({key: filled(v) for key, v in part.items()} for part in entry.get("when", [{}]))
+        entries.append(SupportEntry(version=table["versions"][entry["engine"]], **entry))
+    return tuple(entries)
+
+
 #: Verdict -> code of a finding.
 CODES = {"refused": "HS601", "wrong": "HS602", "not as asked": "HS603"}
-ENGINES = tuple(dict.fromkeys(rule.engine for rule in RULES))
 
 
-def support(facts: Facts) -> list[Support]:
+def engines() -> tuple[str, ...]:
+    """Names of the engines, in order."""
+    return tuple(_table()["versions"])
+
+
+def support(facts: PairFacts) -> list[Support]:
     """What each engine does with the pair, or with the target alone if there is no draft."""
     found: dict[tuple[str, str], Support] = {}
-    for rule in RULES:
-        key = rule.engine, rule.method
-        if key in found or (rule.draft and facts.draft_type is None) or not rule.holds(facts):
+    for entry in matrix():
+        key = entry.engine, entry.method
+        if key in found or (entry.needs_draft and facts.draft_type is None) or not entry.holds(facts):
             continue
-        found[key] = Support(rule.engine, rule.version, rule.method, rule.verdict, rule.text, rule.instead)
+        found[key] = Support(entry.engine, entry.version, entry.method, entry.verdict, entry.text, entry.instead)
     return list(found.values())
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from hybridspec.checkpoints.modeling_files import CACHE_ARGUMENTS
 from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.hooks import adapters
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS, clamps_steps, decoder_layers
+from hybridspec.runtime.model_facts import clamps_steps, decoder_layers
 from hybridspec.runtime.packed import PackedWeights
 from hybridspec.state.base import PassOutput, SequenceCache
 from hybridspec.state.block import Block

@@ -10,8 +10,6 @@ from hybridspec.hooks import adapters
 from hybridspec.state.cache import RollbackCache
 from hybridspec.state.layers import RecurrentLayer
 
-#: What the argument is called that carries a model's past, by age of transformers and model.
-CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "state")
 UNLIMITED = (0.0, float("inf"))
 
 

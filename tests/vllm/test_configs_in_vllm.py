@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from hybridspec.engines.export.draft_method import METHODS, PLAIN, from_method
 from hybridspec.engines.export.key_sets import KeySet, choose_key_set
-from hybridspec.engines.export.models import Models, read_models
-from hybridspec.engines.export.proposal import METHODS, PLAIN, from_method
+from hybridspec.engines.export.models import ExportedPair, read_models
 from hybridspec.engines.export.refusals import Refusal
-from hybridspec.engines.export.vllm import LATENT, Export, Options, export_vllm
+from hybridspec.engines.export.vllm import LATENT, Export, ExportOptions, export_vllm
 from tests.serving import stand_in
 
 __all__ = ["stand_in"]
@@ -70,12 +70,14 @@ def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "has_arctic_inference", lambda: True)
 
 
-def exported(models: Models, method: str | None, keys: KeySet, rule: str | None = None) -> Export | Refusal:
+def exported(models: ExportedPair, method: str | None, keys: KeySet, rule: str | None = None) -> Export | Refusal:
     draft = models.draft.path if models.draft else None
     proposal = PLAIN if method is None else from_method(method, K, draft, models.facts.draft_hybrid, rule)
     # What is wrong on a CPU is refused for one; so that there is something to validate, most is exported for a GPU.
     device = "cpu" if method is None and LATENT in models.recurrent_mixers else "gpu"
-    return export_vllm(models, proposal, Options(keys, device, engine={"max_model_len": 128, "dtype": "bfloat16"}))
+    return export_vllm(
+        models, proposal, ExportOptions(keys, device, engine={"max_model_len": 128, "dtype": "bfloat16"})
+    )
 
 
 def validated(result: Export) -> Any:
@@ -158,7 +160,7 @@ def test_k_by_batch_size_and_synthetic_acceptance(family: str, keys: KeySet, sta
     method = "mtp" if family in GATED_DELTA else "ngram"
     models = read_models(stand_in(family, head=method == "mtp"))
     table = ((1, K), (4, 2), (16, 1))
-    options = Options(
+    options = ExportOptions(
         keys, by_concurrency=table, synthetic=True, acceptance=(0.8, 0.5, 0.2), engine={"max_model_len": 128}
     )
     config = validated(export_vllm(models, from_method(method, K, None, False, None), options)).speculative_config

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hybridspec.cli.app import app
-from hybridspec.engines.audit.server import Counters
 from hybridspec.engines.export.vllm import Export
+from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config_file import ServingOptions
@@ -98,8 +98,8 @@ def serving(export: Export, log: Path) -> Iterator[str]:
         process.wait(60)
 
 
-def metrics(url: str) -> Counters:
-    return Counters.read(urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode())
+def metrics(url: str) -> ServerCounters:
+    return ServerCounters.read(urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode())
 
 
 def test_a_running_server(tuning: VllmTuning, result: WorkloadResult, tmp_path: Path) -> None:

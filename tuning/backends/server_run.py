@@ -18,11 +18,11 @@ import numpy as np
 
 from hybridspec import embedded
 from hybridspec.engines.audit.server import Server
+from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import DraftSurvey, Progress, Survey
 from hybridspec.tuning.backends.by_concurrency import entry, speed
 from hybridspec.tuning.backends.loads import Load, Pooled, Round, paired
-from hybridspec.tuning.backends.server_metrics import Totals
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import WORTHWHILE
 from hybridspec.tuning.measurement import measurement_of
@@ -57,8 +57,8 @@ class MeasuredServer(Server):
             )
         self.k = len(totals.accepted)
 
-    def totals(self) -> Totals:
-        return Totals.read(self._get("/metrics"), self.model)
+    def totals(self) -> ServerCounters:
+        return ServerCounters.read(self._get("/metrics"), self.model)
 
     def send(self, prompt: Prompt, **options: Any) -> None:
         """One request, until it is answered."""

@@ -11,16 +11,17 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hybridspec import embedded
-from hybridspec.drafts.registry import make_length, split_options
+from hybridspec.drafts.registry import make_length
 from hybridspec.engines.audit.engine import Engine
+from hybridspec.engines.export.draft_method import has_model
 from hybridspec.engines.export.key_sets import DISTRIBUTIONS, choose_key_set
-from hybridspec.engines.export.models import Models, read_models
+from hybridspec.engines.export.models import ExportedPair, read_models
 from hybridspec.engines.export.profile import export_configuration
-from hybridspec.engines.export.proposal import has_model
 from hybridspec.engines.export.refusals import Refusal
-from hybridspec.engines.export.vllm import Export, Options
+from hybridspec.engines.export.vllm import Export, ExportOptions
 from hybridspec.errors import InputError, ModelLoadError
 from hybridspec.runtime.runner import TargetRunner, folder_fingerprint
+from hybridspec.specs import split_options
 from hybridspec.tuning.backends.by_concurrency import one_draft, table
 from hybridspec.tuning.backends.engine_runs import EngineRuns
 from hybridspec.tuning.backends.loads import Load
@@ -106,8 +107,8 @@ class VllmTuning:
         arguments = serving.engine_arguments()
         # Prompts are sent several times: a cache would make later rounds other rounds.
         caching = bool(arguments.get("enable_prefix_caching"))
-        self.options = Options(keys, "cpu" if cpu else "gpu", prefix_caching=caching, engine=arguments)
-        self._models: dict[str | None, Models] = {}
+        self.options = ExportOptions(keys, "cpu" if cpu else "gpu", prefix_caching=caching, engine=arguments)
+        self._models: dict[str | None, ExportedPair] = {}
         self.concurrency = serving.concurrency or (1,)
         plain = self._exported(PLAIN)
         if isinstance(plain, Refusal):
@@ -178,7 +179,7 @@ class VllmTuning:
             loads += [Load(workload.name, c, ids, tokens, each) for c in sorted(set(self.concurrency))]
         return loads
 
-    def models(self, draft: str | None) -> Models:
+    def models(self, draft: str | None) -> ExportedPair:
         if draft not in self._models:
             self._models[draft] = read_models(str(self.folder), draft)
         return self._models[draft]

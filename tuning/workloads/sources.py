@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hybridspec.drafts.registry import split_options
 from hybridspec.embedded import workload_files
 from hybridspec.errors import InputError
+from hybridspec.specs import split_options
 from hybridspec.tuning.fields import at_least, fill
 from hybridspec.tuning.workloads.cached_datasets import dataset_rows
 from hybridspec.tuning.workloads.messages import read_messages

@@ -6,7 +6,6 @@ tells the log probabilities there. Each token of a greedy output must be the lik
 """
 
 import json
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -14,11 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from hybridspec.engines.audit.verdict import Comparison, Divergence
+from hybridspec.engines.audit.verdict import Divergence, TokenComparison
+from hybridspec.engines.server_metrics import ServerCounters, prefix_caching
 from hybridspec.errors import InputError
-
-METRIC = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(\{[^}]*\})? ([-+.\deE]+)$", re.MULTILINE)
-POSITION = re.compile(r'position="(\d+)"')
 
 
 class Server:
@@ -94,47 +91,11 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Counters:
-    """Speculative counters of ``/metrics``, of one span of time."""
-
-    drafts: int
-    drafted: int
-    accepted: int
-    by_position: dict[int, int]
-
-    @classmethod
-    def read(cls, text: str) -> "Counters":
-        totals: dict[str, int] = {}
-        positions: dict[int, int] = {}
-        for name, labels, value in METRIC.findall(text):
-            if name == "accepted_tokens_per_pos":
-                position = int(POSITION.search(labels)[1])
-                positions[position] = positions.get(position, 0) + int(float(value))
-            else:
-                totals[name] = totals.get(name, 0) + int(float(value))
-        return cls(*(totals.get(name, 0) for name in ("drafts", "draft_tokens", "accepted_tokens")), positions)
-
-    def since(self, before: "Counters") -> "Counters":
-        positions = {i: n - before.by_position.get(i, 0) for i, n in self.by_position.items()}
-        parts = (("drafts", "drafted", "accepted"), positions)
-        return Counters(*(getattr(self, name) - getattr(before, name) for name in parts[0]), parts[1])
-
-    def to_dict(self) -> dict[str, Any]:
-        shares = [self.by_position[i] / self.drafts for i in sorted(self.by_position)] if self.drafts else []
-        return {
-            "drafts": self.drafts,
-            "draft_tokens": self.drafted,
-            "accepted_tokens": self.accepted,
-            "acceptance_by_position": shares,
-        }
-
-
-@dataclass(frozen=True)
 class ServerFinding:
     """One check. ``comparison`` is None where the server could not tell."""
 
     check: str
-    comparison: Comparison
+    comparison: TokenComparison
 
 
 @dataclass(frozen=True)
@@ -144,7 +105,7 @@ class ServerReport:
     version: str | None
     model: str
     findings: list[ServerFinding]
-    counters: Counters
+    counters: ServerCounters
     prefix_caching: bool | None
     warnings: list[str]
 
@@ -191,13 +152,13 @@ def audit_server(
         reference: a server of the same target without speculation, to compare with as well.
         hybrid: whether the target is one, for warnings; None if unknown.
     """
-    before = Counters.read(server.metrics())
+    before = ServerCounters.read(server.metrics())
     report("one at a time")
     single = [server.generate(p, new_tokens) for p in prompts]
     report(f"{batch} together")
     with ThreadPoolExecutor(batch) as pool:
         together = list(pool.map(lambda p: server.generate(p, new_tokens), prompts))
-    counters = Counters.read(server.metrics()).since(before)
+    counters = ServerCounters.read(server.metrics()).since(before)
     findings = []
     for name, outputs in (("one at a time", single), (f"{batch} together", together)):
         report(f"{name}: scoring by prefill")
@@ -209,20 +170,16 @@ def audit_server(
         scores = [reference.score([*p, *t])[len(p) :] for (p, _), t in zip(single, truth, strict=True)]
         for name, outputs in (("one at a time", single), (f"{batch} together", together)):
             findings.append(ServerFinding(f"{name}: equal to --reference", against(truth, scores, outputs, near_tie)))
-    text = server.metrics()
-    caching = re.search(r'cache_config_info\{[^}]*enable_prefix_caching="(\w+)"', text)
-    prefix_caching = None if caching is None else caching[1] == "True"
-    return ServerReport(
-        server.version(), server.model, findings, counters, prefix_caching, warn(counters, prefix_caching, hybrid)
-    )
+    caching = prefix_caching(server.metrics())
+    return ServerReport(server.version(), server.model, findings, counters, caching, warn(counters, caching, hybrid))
 
 
-def warn(counters: Counters, prefix_caching: bool | None, hybrid: bool | None) -> list[str]:
+def warn(counters: ServerCounters, caching: bool | None, hybrid: bool | None) -> list[str]:
     """Combinations with a record, and what keeps the audit from saying more."""
     warnings = []
     if not counters.drafts:
         warnings.append("nothing was drafted, so nothing was tested: is speculation on, and /metrics reachable?")
-    if prefix_caching and hybrid is not False and counters.drafts:
+    if caching and hybrid is not False and counters.drafts:
         kind = "a hybrid target" if hybrid else "the target, if it is a hybrid"
         warnings.append(
             f"prefix caching with speculation on {kind}: corrupted silently in several versions of vLLM "
@@ -233,7 +190,7 @@ def warn(counters: Counters, prefix_caching: bool | None, hybrid: bool | None) -
 
 def check_greedy(
     outputs: Sequence[tuple[list[int], list[int]]], scored: Sequence[Sequence[dict[int, float]]], near_tie: float
-) -> Comparison:
+) -> TokenComparison:
     """Every generated token against the likeliest one of a prefill over the same tokens before it.
 
     The first that is not a near tie counts, else the one with the largest margin.
@@ -249,7 +206,7 @@ def check_greedy(
         wrong = next((d for d in found if d.margin > near_tie), None)
         if found:
             divergences.append(wrong or max(found, key=lambda d: d.margin))
-    return Comparison(divergences, compared, near_tie)
+    return TokenComparison(divergences, compared, near_tie)
 
 
 def against(
@@ -257,7 +214,7 @@ def against(
     scores: Sequence[Sequence[dict[int, float]]],
     outputs: Sequence[tuple[list[int], list[int]]],
     near_tie: float,
-) -> Comparison:
+) -> TokenComparison:
     """Compares outputs with those of a reference, whose likeliest tokens give the margin."""
     from hybridspec.engines.audit.verdict import compare
 

@@ -38,7 +38,7 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TokenComparison:
     """``divergences`` has one entry at most for each sequence; after it nothing can be compared.
 
     Args:
@@ -69,7 +69,7 @@ def compare(
     logprobs: Sequence[Sequence[Mapping[str, float]]],
     got: Sequence[Sequence[int]],
     near_tie: float,
-) -> Comparison:
+) -> TokenComparison:
     """Compares sequence by sequence.
 
     Args:
@@ -92,4 +92,4 @@ def compare(
         base = top.get(str(right), 0.0)
         margin = base - (top[str(wrong)] if known else min(top.values(), default=base))
         divergences.append(Divergence(number, position, right, wrong, margin, not known))
-    return Comparison(divergences, compared, near_tie)
+    return TokenComparison(divergences, compared, near_tie)

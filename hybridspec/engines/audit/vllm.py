@@ -8,7 +8,7 @@ from typing import Any
 from hybridspec.engines.audit.cases import AS_GIVEN, Case
 from hybridspec.engines.audit.coverage import Coverage, read_coverage
 from hybridspec.engines.audit.engine import Engine, EngineFailedError
-from hybridspec.engines.audit.verdict import NEAR_TIE, Comparison, Status, compare
+from hybridspec.engines.audit.verdict import NEAR_TIE, Status, TokenComparison, compare
 from hybridspec.errors import InputError
 
 #: As many of the likeliest tokens as vLLM tells by default.
@@ -40,7 +40,7 @@ class Finding:
     case: str
     run: str
     status: Status
-    comparison: Comparison | None = None
+    comparison: TokenComparison | None = None
     coverage: Coverage | None = None
     acceptance: dict[str, Any] | None = None
     error: str | None = None
@@ -177,7 +177,7 @@ class Audit:
             **given,
         )
 
-    def _compare(self, plain: dict[str, Any], answer: dict[str, Any]) -> Comparison:
+    def _compare(self, plain: dict[str, Any], answer: dict[str, Any]) -> TokenComparison:
         """Every round of ``answer`` with the first of ``plain``."""
         rounds = answer["rounds"]
         expected, tops = plain["rounds"][0], plain["logprobs"]

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from hybridspec.checkpoints.memory import BYTES, GIB, LayerMemory
-from hybridspec.engines.export.models import Model
+from hybridspec.engines.export.models import ExportedModel
 
 #: vLLM's default share of a GPU (``config/cache.py`` of 0.32 and 0.33).
 UTILIZATION = 0.92
@@ -77,8 +77,8 @@ class MemoryAdvice:
 
 
 def advise(
-    target: Model,
-    draft: Model | None,
+    target: ExportedModel,
+    draft: ExportedModel | None,
     *,
     k: int,
     prefix_caching: bool,

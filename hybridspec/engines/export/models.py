@@ -6,20 +6,21 @@ from typing import Any
 
 from hybridspec.checker.check import Part, pair_facts
 from hybridspec.checker.layers import PREDICTION_FIELDS, has_prediction_head
-from hybridspec.checker.pair import context_length
 from hybridspec.checker.tokenizer import compare_tokenizers
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from hybridspec.checkpoints.config_facts import context_length
 from hybridspec.checkpoints.findings import Subject
-from hybridspec.checkpoints.layout import ATTENTION, HYBRID, RECURRENT
+from hybridspec.checkpoints.layer_kinds import ATTENTION, HYBRID, RECURRENT
 from hybridspec.checkpoints.memory import LayerMemory, UnknownLayer, layer_memory
-from hybridspec.engines.support import Facts
+from hybridspec.checkpoints.modeling_files import modeling_files
+from hybridspec.engines.support import PairFacts
 from hybridspec.errors import ModelLoadError
 
 CONVOLUTION = "short convolution"
 
 
 @dataclass(frozen=True)
-class Model:
+class ExportedModel:
     """A checkpoint, as far as serving settings depend on it.
 
     Attributes:
@@ -62,17 +63,17 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Models:
-    target: Model
-    draft: Model | None
-    facts: Facts
+class ExportedPair:
+    target: ExportedModel
+    draft: ExportedModel | None
+    facts: PairFacts
 
     @property
     def recurrent_mixers(self) -> frozenset[str]:
         return frozenset(mixer for mixer in self.target.mixers if mixer)
 
 
-def read_models(target: str | Path, draft: str | Path | None = None) -> Models:
+def read_models(target: str | Path, draft: str | Path | None = None) -> ExportedPair:
     """Reads both folders.
 
     Raises:
@@ -88,7 +89,7 @@ def read_models(target: str | Path, draft: str | Path | None = None) -> Models:
     facts = replace(facts, mixers=frozenset(m for m in models[0].mixers if m), head=models[0].has_head)
     if two is not None:
         facts = replace(facts, draft_mixers=frozenset(m for m in models[1].mixers if m))
-    return Models(*models, facts)
+    return ExportedPair(*models, facts)
 
 
 def _part(folder: str | Path, subject: Subject) -> Part:
@@ -103,7 +104,7 @@ def _part(folder: str | Path, subject: Subject) -> Part:
     return part
 
 
-def _model(part: Part) -> Model:
+def _model(part: Part) -> ExportedModel:
     checkpoint = part.checkpoint
     kinds, mixers = tuple(part.kinds), tuple(part.mixers)
     if not any(mixers):
@@ -115,7 +116,7 @@ def _model(part: Part) -> Model:
         unknown = str(error)
     announced = checkpoint.raw_setting(*PREDICTION_FIELDS)
     named = (checkpoint.config or {}).get("architectures")
-    return Model(
+    return ExportedModel(
         str(checkpoint.folder),
         checkpoint.model_type,
         tuple(str(name) for name in named) if isinstance(named, list) else (),
@@ -154,8 +155,6 @@ def _mixers_by_type(model_type: str, kinds: tuple[str | None, ...]) -> tuple[str
     """Without tensors: the recurrence that transformers' code for the model type has, in each layer that keeps one."""
     if not any(kind in RECURRENT | HYBRID | {"conv"} for kind in kinds):
         return ()
-    from hybridspec.runtime.families import modeling_files
-
     file = modeling_files().get(model_type)
     recurrences = file.recurrences if file else ()
     recurrence = recurrences[0] if recurrences else None

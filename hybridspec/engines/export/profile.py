@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hybridspec.engines.export.models import Models, read_models
-from hybridspec.engines.export.proposal import NotServable, Proposal, from_configuration, has_model
+from hybridspec.engines.export.draft_method import DraftMethod, NotServable, from_configuration, has_model
+from hybridspec.engines.export.models import ExportedPair, read_models
 from hybridspec.engines.export.refusals import Refusal
-from hybridspec.engines.export.vllm import Export, Options, export_vllm
+from hybridspec.engines.export.vllm import Export, ExportOptions, export_vllm
 from hybridspec.errors import InputError
 
 
 def export_workload(
-    profile: Mapping[str, Any], name: str, options: Options, where: str = "profile"
+    profile: Mapping[str, Any], name: str, options: ExportOptions, where: str = "profile"
 ) -> Export | Refusal:
     """Settings for one workload.
 
@@ -45,16 +45,16 @@ def export_workload(
 
 
 def export_configuration(
-    models: Models,
+    models: ExportedPair,
     configuration: Mapping[str, Any],
     k: int,
     folder: str | None,
-    options: Options,
+    options: ExportOptions,
     trials: tuple[Mapping[str, Any], ...] | list[Mapping[str, Any]] = (),
 ) -> Export | Refusal:
     """Settings for a configuration; ``trials`` tell the next best where vLLM has no place for it."""
     try:
-        proposal: Proposal = from_configuration(configuration, k, folder, models.facts.draft_hybrid)
+        proposal: DraftMethod = from_configuration(configuration, k, folder, models.facts.draft_hybrid)
     except NotServable as error:
         instead = error.instead
         if best := _best_fixed(configuration, trials):

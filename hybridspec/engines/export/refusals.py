@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hybridspec.engines.export.draft_method import DraftMethod, from_method
 from hybridspec.engines.export.key_sets import KeySet
-from hybridspec.engines.export.models import Model, Models
-from hybridspec.engines.export.proposal import Proposal, from_method
-from hybridspec.engines.support import VLLM_MTP, WRONG_ON_CPU, support
+from hybridspec.engines.export.models import ExportedModel, ExportedPair
+from hybridspec.engines.support import listed, support
 
 Device = Literal["gpu", "cpu"]
 Runner = Literal["v1", "v2"]
@@ -19,9 +19,11 @@ GATED_DELTA = "gated delta rule"
 #: Methods that the support matrix judges by the same rules about the target.
 MATRIX_ROW = {"suffix": "ngram", "custom_class": "ngram"}
 #: Methods that only the V1 runner has.
-V1_ONLY = ("suffix", "custom_class")
+V1_ONLY = listed("vllm_v1_only")
 #: Methods that it lets Qwen4Exp have (``models/config.py`` of 0.32 and 0.33).
-QWEN4_EXP = ("mtp", "ngram")
+QWEN4_EXP = listed("vllm_qwen4_exp")
+VLLM_MTP = listed("vllm_mtp")
+WRONG_ON_CPU = frozenset(listed("wrong_on_cpu"))
 OWN_RUNNER = "hybridspec's own runner"
 
 
@@ -55,12 +57,12 @@ class Serving:
 
 @dataclass(frozen=True)
 class Case:
-    models: Models
-    proposal: Proposal
+    models: ExportedPair
+    proposal: DraftMethod
     serving: Serving
 
     @property
-    def target(self) -> Model:
+    def target(self) -> ExportedModel:
         return self.models.target
 
     @property
@@ -85,13 +87,13 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RefusalRule:
     holds: Callable[[Case], bool]
     what: Callable[[Case], str] | str
     instead: Callable[[Case], str] | str
 
 
-def refuse(models: Models, proposal: Proposal, serving: Serving) -> Refusal | None:
+def refuse(models: ExportedPair, proposal: DraftMethod, serving: Serving) -> Refusal | None:
     """Why a proposal must not be exported; None if nothing is known against it.
 
     Rules about the target alone hold for plain decoding too.
@@ -105,14 +107,16 @@ def refuse(models: Models, proposal: Proposal, serving: Serving) -> Refusal | No
     return None
 
 
-def _matrix(case: Case) -> tuple[Rule, ...]:
+def _matrix(case: Case) -> tuple[RefusalRule, ...]:
     """The checker's verdict about this method, if it is not good."""
     method = MATRIX_ROW.get(case.method, case.method)
     rows = [row for row in support(case.models.facts) if row.engine == "vllm" and row.method == method]
-    return tuple(Rule(lambda _: True, row.text, row.instead) for row in rows if row.verdict not in ("works", "slow"))
+    return tuple(
+        RefusalRule(lambda _: True, row.text, row.instead) for row in rows if row.verdict not in ("works", "slow")
+    )
 
 
-def in_one_group(target: Model, draft: Model) -> bool:
+def in_one_group(target: ExportedModel, draft: ExportedModel) -> bool:
     """Whether the V1 runner puts all layers of a draft into one KV cache group, as it demands.
 
     Layers of one shape of cache form a bucket, and buckets are cut into groups as large as the smallest bucket, or the
@@ -152,13 +156,13 @@ def _without_head(case: Case) -> str:
     return "--method ngram" if refuse(case.models, lookup, case.serving) is None else OWN_RUNNER
 
 
-TARGET_RULES: tuple[Rule, ...] = (
-    Rule(
+TARGET_RULES: tuple[RefusalRule, ...] = (
+    RefusalRule(
         lambda c: _removed(c) is not None,
         lambda c: f"{c.target.architectures[0]} was served until {_removed(c)}; its model class is gone.",
         f"{OWN_RUNNER}, or a vLLM that still had it, without speculation",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.hybrid and not _supported(c),
         lambda c: (
             f"It has no class for {c.target.architectures[0]}, and its fallback to transformers refuses layers that "
@@ -166,61 +170,61 @@ TARGET_RULES: tuple[Rule, ...] = (
         ),
         OWN_RUNNER,
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and _mamba_1(c),
         "Its CPU build has no selective scan: the first step fails ('_C' has no attribute 'selective_scan_fwd').",
         f"{OWN_RUNNER}, or a GPU without speculation",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and c.gated_delta and (c.target.linear_head or 64) < 64,
         lambda c: f"Its CPU kernels take linear heads of 64 and more; this model's are {c.target.linear_head}.",
         f"a GPU, or {OWN_RUNNER}",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and c.hybrid and c.serving.prefix_caching and c.method is not None,
         "Prefix caching with speculation on a hybrid needs a GPU kernel: the first step fails with 'function' object "
         "is not subscriptable.",
         "leave --prefix-caching out",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and c.serving.synthetic,
         "Synthetic acceptance is not there on a CPU ('Synthetic acceptance not supported with CPU sampling').",
         "a GPU, or leave --synthetic out",
     ),
 )
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[RefusalRule, ...] = (
+    RefusalRule(
         lambda c: c.method not in c.serving.keys.methods,
         "It has no such method.",
         "another --vllm-version",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.serving.runner == "v2" and c.method in V1_ONLY,
         "Its V2 model runner does not have this method, and refuses to start.",
         "leave --runner out: vLLM takes V1 for it",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.target.model_type.startswith("qwen4_exp") and c.method not in QWEN4_EXP,
         "For Qwen4Exp it takes the model's own head and n-grams alone, and stops with 'Qwen4Exp speculative decoding "
         "supports only its native MTP checkpoint and linear n-gram proposers'.",
         lambda c: "--method mtp" if c.target.has_head else _without_head(c),
     ),
     # Drafts.
-    Rule(
+    RefusalRule(
         lambda c: c.method == "custom_class" and c.models.draft is not None and c.models.facts.sizes_differ,
         lambda c: "vocab_size is {} in the target and {} in the draft, and our proposer refuses that.".format(
             *c.models.facts.vocabularies
         ),
         "a draft of the target's vocabulary; hybridspec check TARGET DRAFT tells what differs",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.models.draft is not None and c.models.facts.tokens_agree is False,
         "Only sizes of vocabularies are compared; these tokenizers number tokens differently, so almost nothing is "
         "accepted.",
         "a draft with the target's tokenizer; hybridspec check TARGET DRAFT tells what differs",
     ),
-    Rule(
+    RefusalRule(
         lambda c: (
             c.method == "draft_model"
             and c.hybrid
@@ -238,7 +242,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     # The prediction head.
-    Rule(
+    RefusalRule(
         lambda c: c.method == "mtp" and not c.target.model_type.startswith(VLLM_MTP),
         lambda c: (
             f"No prediction head of {c.target.model_type} is known there ('Unsupported speculative method'); hybrids "
@@ -246,30 +250,30 @@ RULES: tuple[Rule, ...] = (
         ),
         _without_head,
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.method == "mtp" and c.target.weights is None and not c.target.has_head,
         "Whether the head's tensors are there cannot be seen, for the weight files are not. Without those tensors vLLM "
         "stops ('weights were not initialized from checkpoint') or accepts nothing.",
         "run this where the whole checkpoint is",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.method == "mtp" and not c.target.has_head,
         "The checkpoint has no tensors of a prediction head: loading stops ('weights were not initialized from "
         "checkpoint'), or nothing is ever accepted. Quantised copies often lack them.",
         lambda c: f"a checkpoint with the head's tensors, or {_without_head(c)}",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.method == "mtp" and not c.target.heads and not c.target.model_type.startswith("qwen3_next"),
         "config.json announces no prediction head, though its tensors are there.",
         "the original config.json (mtp_num_hidden_layers or num_nextn_predict_layers)",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.method == "mtp" and c.proposal.k > (c.target.heads or 1) and c.proposal.k % (c.target.heads or 1),
         lambda c: f"K = {c.proposal.k} is no multiple of the {c.target.heads} heads of the checkpoint.",
         lambda c: f"--k {c.proposal.k // c.target.heads * c.target.heads}",
     ),
     # Rollback of the target.
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and bool(c.models.recurrent_mixers & WRONG_ON_CPU),
         lambda c: (
             f"On a CPU, speculation on {' and '.join(sorted(c.models.recurrent_mixers & WRONG_ON_CPU))} gives wrong "
@@ -277,7 +281,7 @@ RULES: tuple[Rule, ...] = (
         ),
         f"a GPU, or {OWN_RUNNER}, or vLLM without speculation",
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.old and c.gated_delta and c.proposal.ragged,
         "On the gated delta rule, steps whose rows draft different numbers of tokens, or none, leave a stale state or "
         "stop ('The size of tensor a must match'), and this way of drafting has such steps.",
@@ -287,7 +291,7 @@ RULES: tuple[Rule, ...] = (
             + ("" if c.proposal.draft is None else ", or a fixed K")
         ),
     ),
-    Rule(
+    RefusalRule(
         lambda c: c.cpu and c.old and c.gated_delta and (c.serving.sequences or 1) > 1,
         "On a CPU it is right for the gated delta rule with one sequence at a time only.",
         "--max-num-seqs 1, or --vllm-version 0.33.0",

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from hybridspec.engines.export.draft_method import PLAIN, DraftMethod
 from hybridspec.engines.export.key_sets import KeySet
 from hybridspec.engines.export.memory import MemoryAdvice, advise, amount
-from hybridspec.engines.export.models import Models
-from hybridspec.engines.export.proposal import PLAIN, Proposal
+from hybridspec.engines.export.models import ExportedPair
 from hybridspec.engines.export.refusals import (
     GATED_DELTA,
     V1_ONLY,
@@ -37,7 +37,7 @@ LATENT = "Kimi delta attention"
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """Where and how to serve.
 
     Attributes:
@@ -166,7 +166,7 @@ def flag(name: str, value: object) -> list[str]:
     return [f"--{option}", str(value)]
 
 
-def export_vllm(models: Models, proposal: Proposal, options: Options) -> Export | Refusal:
+def export_vllm(models: ExportedPair, proposal: DraftMethod, options: ExportOptions) -> Export | Refusal:
     """Settings for ``proposal``, or why vLLM must not be given any."""
     keys, target = options.keys, models.target
     notes = list(proposal.notes)
@@ -257,7 +257,7 @@ def synthetic_keys(k: int, acceptance: Sequence[float], length: float | None) ->
     return found | {"synthetic_acceptance_length": round(min(max(length, 1.0), k + 1.0), 4)}
 
 
-def _table(proposal: Proposal, options: Options, notes: list[str]) -> list[tuple[int, int, int]] | None:
+def _table(proposal: DraftMethod, options: ExportOptions, notes: list[str]) -> list[tuple[int, int, int]] | None:
     if not options.by_concurrency or proposal.method is None:
         return None
     table = batch_table(options.by_concurrency)
@@ -272,7 +272,9 @@ def _table(proposal: Proposal, options: Options, notes: list[str]) -> list[tuple
     return table
 
 
-def _engine(models: Models, proposal: Proposal, options: Options, notes: list[str]) -> tuple[dict[str, Any], bool]:
+def _engine(
+    models: ExportedPair, proposal: DraftMethod, options: ExportOptions, notes: list[str]
+) -> tuple[dict[str, Any], bool]:
     """Engine arguments, and whether prefix caching is on beside speculation."""
     engine = dict(options.engine)
     wanted = options.prefix_caching if options.prefix_caching is not None else engine.get("enable_prefix_caching")
@@ -313,7 +315,7 @@ def _engine(models: Models, proposal: Proposal, options: Options, notes: list[st
     return engine, bool(wanted) and unsafe
 
 
-def _sequences(engine: dict[str, Any], advice: MemoryAdvice | None, options: Options, notes: list[str]) -> None:
+def _sequences(engine: dict[str, Any], advice: MemoryAdvice | None, options: ExportOptions, notes: list[str]) -> None:
     if advice is None or advice.sequences is None:
         return
     given = options.whole("max_num_seqs")
@@ -324,7 +326,7 @@ def _sequences(engine: dict[str, Any], advice: MemoryAdvice | None, options: Opt
 
 
 def _speculative_config(
-    proposal: Proposal, options: Options, table: list[tuple[int, int, int]] | None
+    proposal: DraftMethod, options: ExportOptions, table: list[tuple[int, int, int]] | None
 ) -> dict[str, Any] | None:
     if proposal.method is None:
         return None
@@ -344,7 +346,9 @@ def _speculative_config(
     return config
 
 
-def _about_method(models: Models, proposal: Proposal, runner: Runner, options: Options, notes: list[str]) -> None:
+def _about_method(
+    models: ExportedPair, proposal: DraftMethod, runner: Runner, options: ExportOptions, notes: list[str]
+) -> None:
     method = proposal.method
     if method == "custom_class":
         notes.append(

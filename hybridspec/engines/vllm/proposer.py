@@ -27,11 +27,12 @@ import numpy as np
 import torch
 from packaging.version import Version
 
-from hybridspec.drafts.registry import STRATEGIES, make_draft, make_length
+from hybridspec.drafts.registry import make_draft, make_length
 from hybridspec.engines.export.key_sets import installed
 from hybridspec.engines.vllm.requests import Request, Requests
 from hybridspec.errors import ContextLengthError, InputError
 from hybridspec.runtime.runner import check_mode
+from hybridspec.specs import STRATEGIES
 
 
 @dataclass(frozen=True)

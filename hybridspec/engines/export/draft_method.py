@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from hybridspec.drafts.registry import STRATEGIES, split_options
 from hybridspec.errors import InputError
+from hybridspec.specs import STRATEGIES, split_options
 
 Method = Literal["draft_model", "mtp", "ngram", "suffix", "custom_class"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -15,7 +15,7 @@ LONGEST, SHORTEST = 4, 2
 
 
 @dataclass(frozen=True)
-class Proposal:
+class DraftMethod:
     """What drafts, and how much.
 
     Attributes:
@@ -42,7 +42,7 @@ class Proposal:
         return self.method or "plain decoding"
 
 
-PLAIN = Proposal(None)
+PLAIN = DraftMethod(None)
 
 
 class NotServable(Exception):
@@ -53,7 +53,7 @@ class NotServable(Exception):
         self.text, self.instead = text, instead
 
 
-def from_method(method: str | None, k: int, draft: str | None, hybrid_draft: bool, length: str | None) -> Proposal:
+def from_method(method: str | None, k: int, draft: str | None, hybrid_draft: bool, length: str | None) -> DraftMethod:
     """What a user named by a method and a draft folder. A draft without a method takes what can serve it.
 
     Args:
@@ -79,7 +79,7 @@ def from_method(method: str | None, k: int, draft: str | None, hybrid_draft: boo
         return _ngram(k, LONGEST, SHORTEST)
     if method == "custom_class":
         return _ours(draft, k, length if adaptive else None, draft=draft)
-    return Proposal(method, k, draft, ragged=method == "suffix")
+    return DraftMethod(method, k, draft, ragged=method == "suffix")
 
 
 def has_model(spec: str) -> bool:
@@ -88,7 +88,9 @@ def has_model(spec: str) -> bool:
     return name == "same-architecture" or (bool(name) and name not in STRATEGIES.names())
 
 
-def from_configuration(configuration: Mapping[str, object], k: int, folder: str | None, hybrid_draft: bool) -> Proposal:
+def from_configuration(
+    configuration: Mapping[str, object], k: int, folder: str | None, hybrid_draft: bool
+) -> DraftMethod:
     """What a tuned configuration is in vLLM.
 
     Args:
@@ -109,7 +111,7 @@ def from_configuration(configuration: Mapping[str, object], k: int, folder: str 
         if hybrid_draft or not fixed:
             proposal = _ours(folder, k, rule, draft=folder)
         else:
-            proposal = Proposal("draft_model", k, folder)
+            proposal = DraftMethod("draft_model", k, folder)
     elif name == "prompt-lookup":
         options = {key or "longest": value for _, key, value in split_options(text)}
         window = options.pop("window", "0")
@@ -135,20 +137,22 @@ def from_configuration(configuration: Mapping[str, object], k: int, folder: str 
         notes.append("vLLM verifies each block in one pass: what segmented verification gained is not to be had there.")
     if configuration.get("verification") == "block":
         notes.append("Block verification is not exported: with greedy drafts it keeps what token verification keeps.")
-    return Proposal(proposal.method, k, proposal.draft, proposal.keys, proposal.plugin, proposal.ragged, tuple(notes))
+    return DraftMethod(
+        proposal.method, k, proposal.draft, proposal.keys, proposal.plugin, proposal.ragged, tuple(notes)
+    )
 
 
-def _ngram(k: int, longest: int, shortest: int) -> Proposal:
+def _ngram(k: int, longest: int, shortest: int) -> DraftMethod:
     keys = {"prompt_lookup_max": longest, "prompt_lookup_min": shortest}
-    return Proposal("ngram", k, keys=keys, ragged=True)
+    return DraftMethod("ngram", k, keys=keys, ragged=True)
 
 
-def _ours(spec: str, k: int, length: str | None, draft: str | None = None, ragged: bool = False) -> Proposal:
+def _ours(spec: str, k: int, length: str | None, draft: str | None = None, ragged: bool = False) -> DraftMethod:
     plugin = {"draft": spec} | ({"length": length} if length else {})
-    return Proposal("custom_class", k, draft, {"model": PROPOSER}, plugin, ragged or length is not None)
+    return DraftMethod("custom_class", k, draft, {"model": PROPOSER}, plugin, ragged or length is not None)
 
 
-def _mtp(text: str, k: int, rule: str | None) -> Proposal:
+def _mtp(text: str, k: int, rule: str | None) -> DraftMethod:
     if any(key in (None, "path") for _, key, _ in split_options(text)):
         raise NotServable(
             "The head comes from another folder than the target; it was tuned that way, and vLLM reads it from the "
@@ -161,4 +165,4 @@ def _mtp(text: str, k: int, rule: str | None) -> Proposal:
             f"such as {rule}.",
             "a fixed K: hybridspec export vllm --target TARGET --method mtp --k K",
         )
-    return Proposal("mtp", k)
+    return DraftMethod("mtp", k)

@@ -1,68 +1,22 @@
 """Writes a pool of the target's own continuations of corpus windows, for drafts to learn from.
 
-    python -m hybridspec.drafts.distillation.outputs --target RUN/target --data DATA --out RUN/outputs.npy --minutes 8
+    python -m hybridspec.drafts.embedded_pair.outputs --target RUN/target --data DATA --out RUN/outputs.npy --minutes 8
 
 A draft is judged on what the target writes, which is not what the corpus says. A third of the rows is greedy, a third
 sampled at 0.7, a third at 1. The file grows by batches: a second run with more minutes goes on.
 """
 
 import argparse
-import inspect
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
+from hybridspec.drafts.distillation.continuations import continue_windows
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.drafts.embedded_pair.data import MIXTURE
-from hybridspec.errors import UnsupportedLayerError
-from hybridspec.runtime.model_facts import CACHE_ARGUMENTS
-
-TEMPERATURES = (0.0, 0.7, 1.0)
-
-
-@torch.inference_mode()
-def continue_windows(
-    model: PreTrainedModel,
-    windows: Tensor,
-    length: int,
-    generator: torch.Generator,
-    tick: Callable[[int], None] = lambda _: None,
-) -> Tensor:
-    """Token ids ``[rows, length]`` that begin with ``windows [rows, prompt]``; row i uses temperature i modulo 3.
-
-    ``tick`` is told each length that is reached.
-
-    Raises:
-        UnsupportedLayerError: the model does not give its past away, so that it could be continued.
-    """
-    rows = windows.shape[0]
-    temperatures = torch.tensor(TEMPERATURES).repeat(-(-rows // len(TEMPERATURES)))[:rows]
-    greedy = temperatures == 0.0
-    parameters = inspect.signature(model.forward).parameters
-    cache_argument = next(name for name in CACHE_ARGUMENTS if name in parameters)
-    options: dict[str, object] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-    tokens, block = [windows], windows
-    for position in range(windows.shape[1], length):
-        if "position_ids" in parameters:
-            start = position - block.shape[1]
-            options["position_ids"] = torch.arange(start, position).expand(rows, -1)
-        output = model(input_ids=block, use_cache=True, **options)
-        options[cache_argument] = getattr(output, cache_argument, None)
-        if options[cache_argument] is None:
-            raise UnsupportedLayerError(f"{type(model).__name__} returns no cache to continue from")
-        logits = output.logits[:, -1]
-        scaled = logits / temperatures.clamp(min=1e-6).unsqueeze(1)
-        probabilities = torch.where(greedy.unsqueeze(1), logits, scaled).softmax(-1)
-        sampled = torch.multinomial(probabilities, 1, generator=generator)
-        block = torch.where(greedy.unsqueeze(1), logits.argmax(-1, keepdim=True), sampled)
-        tokens.append(block)
-        tick(position + 1)
-    return torch.cat(tokens, 1)
 
 
 def main() -> None:
