@@ -17,7 +17,7 @@ from hybridspec.cli.app import app
 from hybridspec.engines.audit.engine import EngineFailedError
 from hybridspec.engines.export.profile import concurrency
 from hybridspec.errors import InputError
-from hybridspec.tuning.backends.loads import Load, Pooled, Round
+from hybridspec.tuning.backends.request_loads import Load, Pooled, Round
 from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config import ServingOptions, StudySettings, TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration

@@ -61,6 +61,7 @@ def distill(
     as_json: Annotated[bool, typer.Option("--json", help="Print the provenance as JSON.")] = False,
 ) -> None:
     from rich.console import Console
+    from rich.progress import TaskID
 
     from hybridspec import embedded
     from hybridspec.cli.consoles import progress_bar, table_console
@@ -87,7 +88,7 @@ def distill(
         runner = load_target(target, LoadOptions(rollback=rollback), threads)
     try:
         with progress_bar(console, 22, 20) as bar:
-            tasks: dict[str, int] = {}
+            tasks: dict[str, TaskID] = {}
 
             def show(stage: str, share: float, detail: str) -> None:
                 if stage not in tasks:

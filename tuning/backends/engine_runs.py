@@ -19,7 +19,7 @@ from hybridspec.engines.audit.engine import Engine, EngineFailedError
 from hybridspec.engines.export.vllm import Export
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import Progress
-from hybridspec.tuning.backends.loads import Load, Round
+from hybridspec.tuning.backends.request_loads import Load, Round
 from hybridspec.tuning.configuration import Configuration
 
 #: Seconds between two looks at what an engine is doing.

@@ -21,7 +21,7 @@ from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import DraftSurvey, Progress, Survey
 from hybridspec.tuning.backends.by_concurrency import entry, speed
-from hybridspec.tuning.backends.loads import Load, Pooled, Round, paired
+from hybridspec.tuning.backends.request_loads import Load, Pooled, Round, paired
 from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
 from hybridspec.tuning.decision import WORTHWHILE

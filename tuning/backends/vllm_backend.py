@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.base import Backend, DraftSurvey, Progress, Sample, Survey
 from hybridspec.tuning.backends.engine_runs import EngineRuns
-from hybridspec.tuning.backends.loads import Load, Pooled, paired
+from hybridspec.tuning.backends.request_loads import Load, Pooled, paired
 from hybridspec.tuning.configuration import PLAIN, Configuration
 
 

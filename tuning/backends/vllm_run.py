@@ -22,7 +22,7 @@ from hybridspec.runtime.loading import folder_fingerprint, load_tokenizer
 from hybridspec.specs import split_options
 from hybridspec.tuning.backends.by_concurrency import one_draft, table
 from hybridspec.tuning.backends.engine_runs import EngineRuns
-from hybridspec.tuning.backends.loads import Load
+from hybridspec.tuning.backends.request_loads import Load
 from hybridspec.tuning.backends.vllm_backend import VllmBackend
 from hybridspec.tuning.config import TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
