@@ -6,6 +6,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from hybridspec.acceptance_counts import AcceptanceCounts
+
 #: vLLM's names begin with this, and counters end in the other, which older versions left out.
 PREFIX, TOTAL = "vllm:", "_total"
 #: A histogram with one entry for each row.
@@ -77,13 +79,18 @@ class ServerCounters:
             self.accepted_tokens - before.accepted_tokens,
         )
 
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of the steps that had a draft: the server drafts all K tokens or none."""
+        return AcceptanceCounts(self.drafts, (self.drafts,) * len(self.accepted), self.accepted)
+
     def to_dict(self) -> dict[str, Any]:
         """What concerns speculation."""
         return {
             "drafts": self.drafts,
             "draft_tokens": self.drafted,
             "accepted_tokens": self.accepted_tokens,
-            "acceptance_by_position": [n / self.drafts for n in self.accepted] if self.drafts else [],
+            "acceptance_by_position": self.counts.by_position if self.drafts else [],
         }
 
 
