@@ -41,8 +41,8 @@ class ServerCounters:
 
     @classmethod
     def read(cls, text: str, model: str | None = None) -> "ServerCounters":
-        """From the text format of Prometheus; of one model if the server has several. Text in another format has none
-        of them.
+        """From the text format of Prometheus; of one model if the server has several. Lines in another format count
+        for nothing.
         """
         sums: dict[str, float] = {}
         positions: dict[int, float] = {}
@@ -102,11 +102,16 @@ def prefix_caching(text: str) -> bool | None:
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name without prefix and ending, labels and value of each of vLLM's samples."""
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name.startswith(PREFIX):
-                    yield sample.name.removeprefix(PREFIX).removesuffix(TOTAL), sample.labels, sample.value
-    except ValueError:
-        return
+    """Name without prefix and ending, labels and value of each of vLLM's samples.
+
+    Line by line, so that one that cannot be read hides no other.
+    """
+    for line in text.splitlines():
+        if not line.startswith(PREFIX):
+            continue
+        try:
+            samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+        except ValueError:
+            continue
+        for sample in samples:
+            yield sample.name.removeprefix(PREFIX).removesuffix(TOTAL), sample.labels, sample.value
