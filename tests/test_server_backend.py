@@ -173,4 +173,6 @@ def test_counters_of_several_engines_add_up_and_of_other_models_do_not() -> None
     assert (found.drafts, found.accepted, found.rows, found.decode_seconds) == (7, (2, 1), 9, 0.25)
     later = ServerCounters(0, 0, 12, 1.25, 9, 0, (4, 2), 6)
     assert later.since(found) == ServerCounters(0, 0, 3, 1.0, 2, 0, (2, 1), 6)
+    unreadable = text.replace("\n", '\nsome words\nvllm:other{a="b" 1\n', 1)
+    assert ServerCounters.read(unreadable, "a") == found
     assert ServerCounters.read("") == ServerCounters(0, 0, None, 0.0, 0, 0, (), 0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybridspec.checkpoints.config_layers import layer_kinds
+from hybridspec.checkpoints.config_layers import read_config
 from hybridspec.drafts.full_attention.segments import Probe, SegmentedVerification
 from hybridspec.errors import InputError, UnsupportedLayerError
 from hybridspec.runtime.runner import TargetRunner
@@ -59,7 +59,8 @@ def attention_cuts(target: TargetRunner) -> list[int]:
     Raises:
         InputError: there is none.
     """
-    kinds = layer_kinds(target.config.to_dict())
+    layout = read_config(target.config.to_dict()).layout
+    kinds = layout.kinds if layout else ()
     full = [i + 1 for i, kind in enumerate(kinds) if kind in ("full_attention", "hybrid")]
     cuts = [cut for cut in full if cut < len(kinds)]
     if not cuts:

@@ -8,11 +8,10 @@ from hybridspec.checker.pair import check_pair, check_quantisation, check_state_
 from hybridspec.checker.tokenizer import (
     TokenizerFiles,
     check_tokenizer,
-    compare_conversations,
-    compare_tokenizers,
     read_tokenizer,
     tokenizer_facts,
 )
+from hybridspec.checker.tokenizer_pair import compare_conversations, compare_tokenizers
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from hybridspec.checkpoints.config_facts import context_length, rope, state_dtypes
 from hybridspec.checkpoints.findings import Finding, Report

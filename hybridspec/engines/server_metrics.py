@@ -6,6 +6,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from hybridspec.acceptance_counts import AcceptanceCounts
+
 #: vLLM's names begin with this, and counters end in the other, which older versions left out.
 PREFIX, TOTAL = "vllm:", "_total"
 #: A histogram with one entry for each row.
@@ -39,8 +41,8 @@ class ServerCounters:
 
     @classmethod
     def read(cls, text: str, model: str | None = None) -> "ServerCounters":
-        """From the text format of Prometheus; of one model if the server has several. Text in another format has none
-        of them.
+        """From the text format of Prometheus; of one model if the server has several. Lines in another format count
+        for nothing.
         """
         sums: dict[str, float] = {}
         positions: dict[int, float] = {}
@@ -77,13 +79,18 @@ class ServerCounters:
             self.accepted_tokens - before.accepted_tokens,
         )
 
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of the steps that had a draft: the server drafts all K tokens or none."""
+        return AcceptanceCounts(self.drafts, (self.drafts,) * len(self.accepted), self.accepted)
+
     def to_dict(self) -> dict[str, Any]:
         """What concerns speculation."""
         return {
             "drafts": self.drafts,
             "draft_tokens": self.drafted,
             "accepted_tokens": self.accepted_tokens,
-            "acceptance_by_position": [n / self.drafts for n in self.accepted] if self.drafts else [],
+            "acceptance_by_position": self.counts.by_position if self.drafts else [],
         }
 
 
@@ -95,11 +102,16 @@ def prefix_caching(text: str) -> bool | None:
 
 
 def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Name without prefix and ending, labels and value of each of vLLM's samples."""
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name.startswith(PREFIX):
-                    yield sample.name.removeprefix(PREFIX).removesuffix(TOTAL), sample.labels, sample.value
-    except ValueError:
-        return
+    """Name without prefix and ending, labels and value of each of vLLM's samples.
+
+    Line by line, so that one that cannot be read hides no other.
+    """
+    for line in text.splitlines():
+        if not line.startswith(PREFIX):
+            continue
+        try:
+            samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+        except ValueError:
+            continue
+        for sample in samples:
+            yield sample.name.removeprefix(PREFIX).removesuffix(TOTAL), sample.labels, sample.value

@@ -125,9 +125,12 @@ def matrix() -> tuple[SupportEntry, ...]:
     entries = []
     for entry in table["entry"]:
         instead = entry.get("instead", "")
-        entry["instead"] = table["instead"][instead[1:]] if instead.startswith("@") else instead
-        entry["when"] = tuple({key: filled(v) for key, v in part.items()} for part in entry.get("when", [{}]))
-        entries.append(SupportEntry(version=table["versions"][entry["engine"]], **entry))
+        own = {
+            "version": table["versions"][entry["engine"]],
+            "instead": table["instead"][instead[1:]] if instead.startswith("@") else instead,
+            "when": tuple({key: filled(v) for key, v in part.items()} for part in entry.get("when", [{}])),
+        }
+        entries.append(SupportEntry(**entry | own))
     return tuple(entries)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybridspec.acceptance_counts import AcceptanceCounts
 from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.config import StudySettings
 
@@ -116,11 +117,14 @@ class Pooled:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """As engines count: a draft has all K tokens."""
+        return AcceptanceCounts(self.all_rows, (self.drafts,) * len(self.accepted), tuple(self.accepted))
+
     def acceptance_length(self, k: int) -> float:
-        """Tokens per step if only the first ``k`` positions were drafted: a position's acceptance does not depend on
-        how many come after it.
-        """
-        return 1.0 + sum(self.accepted[:k]) / max(1, self.all_rows)
+        """Tokens per step if only the first ``k`` positions were drafted."""
+        return self.counts.length(k) or 1.0
 
 
 def paired(labels: Sequence[str], plain: Sequence[Round], own: Sequence[Round]) -> list[Sample]:

@@ -161,7 +161,7 @@ class ServerStudy:
         k = max(pools, key=lambda k: pools[k].tokens_per_second)
         longest = pools[max(pools)]
         row = {"k": k, "draft": DRAFT, "length": str(k), **speed(None, None)}
-        acceptance = describe_acceptance(draft_survey(longest, 0.0))
+        acceptance = describe_acceptance(DraftSurvey.of(longest.counts, 0.0))
         row |= {"speedup": None, "acceptance": acceptance, "acceptance_length": pools[k].acceptance_length(k)}
         row["tokens_per_second"] = pools[k].tokens_per_second
         row["predicted"] = result.survey.predicted.get(Configuration(DRAFT, str(k))) if result.survey else None
@@ -240,10 +240,6 @@ class ServerTuning:
         return Profile.model_validate(profile)
 
 
-def draft_survey(pool: Pooled, cost: float) -> DraftSurvey:
-    return DraftSurvey([pool.drafts] * len(pool.accepted), pool.accepted, cost)
-
-
 def line(pools: Mapping[int, Pooled]) -> tuple[float, float]:
     """Seconds of a row at K = 0, and what each drafted token adds: least squares over the servers."""
     ks = sorted(pools)
@@ -268,7 +264,7 @@ def survey_of(pools: Mapping[int, Pooled], concurrency: int) -> Survey:
     predicted = {PLAIN: 1.0}
     for k in range(1, longest + 1):
         predicted[Configuration(DRAFT, str(k))] = pools[longest].acceptance_length(k) / (1 + k * cost)
-    survey = draft_survey(pools[longest], cost)
+    survey = DraftSurvey.of(pools[longest].counts, cost)
     return Survey(start * concurrency, [1.0] * (longest + 1), {DRAFT: 0.0}, {DRAFT: survey}, predicted)
 
 

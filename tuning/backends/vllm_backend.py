@@ -61,7 +61,7 @@ def survey_of(
     drafts = {}
     for draft, pooled in most.items():
         cost = (pooled.row_seconds / plain.row_seconds - 1) / longest
-        drafts[draft] = DraftSurvey([pooled.drafts] * len(pooled.accepted), pooled.accepted, cost)
+        drafts[draft] = DraftSurvey.of(pooled.counts, cost)
     predicted = {PLAIN: 1.0}
     for draft, pooled in most.items():
         fixed = {k: pooled.acceptance_length(k) / (1 + k * drafts[draft].cost) for k in range(1, longest + 1)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from hybridspec.checker.check import Part, pair_facts
 from hybridspec.checker.layers import PREDICTION_FIELDS, has_prediction_head
-from hybridspec.checker.tokenizer import compare_tokenizers
+from hybridspec.checker.tokenizer_pair import compare_tokenizers
 from hybridspec.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from hybridspec.checkpoints.config_facts import context_length
 from hybridspec.checkpoints.findings import Subject
