@@ -20,31 +20,30 @@ from hybridspec.engines.export.vllm import Export
 from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.backends.vllm_run import VllmTuning
-from hybridspec.tuning.config_file import ServingOptions
+from hybridspec.tuning.config import ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Configuration
 from hybridspec.tuning.profile_file import read_profile, write_profile
-from hybridspec.tuning.run import TuneRequest
-from hybridspec.tuning.study import Settings, WorkloadResult
+from hybridspec.tuning.study import WorkloadResult
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 DRAFT = "same-architecture:draft-4-layers"
 K = 2
-SETTINGS = Settings(longest=K, prompts=2, max_new_tokens=24, trials=1, seconds=None)
+NEW_TOKENS = 24
+SETTINGS = {"max_k": K, "prompts": 2, "max_new_tokens": NEW_TOKENS, "trials": 1}
 
 
 @pytest.fixture(scope="module")
 def tuning(tmp_path_factory: pytest.TempPathFactory) -> VllmTuning:
-    request = TuneRequest(
+    config = TuneConfig(
+        **SETTINGS,
         drafts=(DRAFT,),
-        lengths=(),
         workloads=("code",),
         out=tmp_path_factory.mktemp("tuned"),
-        settings=SETTINGS,
         backend="vllm",
         serving=ServingOptions(max_model_len=512, enforce_eager=True),
         python=sys.executable,
     )
-    return VllmTuning(request)
+    return VllmTuning(config)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def result(tuning: VllmTuning) -> WorkloadResult:
 
 
 def test_acceptance_of_an_offline_engine_is_that_of_its_counters(tuning: VllmTuning, result: WorkloadResult) -> None:
-    out = tuning.request.out
+    out = tuning.config.out
     (path,) = (out / "engines").glob(f"*K-{K}-*.answer.json")
     rounds = json.loads(path.read_text())["loads"]["code@1"]
     counters = [r["counters"] for r in rounds]
@@ -63,7 +62,7 @@ def test_acceptance_of_an_offline_engine_is_that_of_its_counters(tuning: VllmTun
     assert survey.drafted == [drafts] * K and drafts > 0
     assert survey.accepted == [sum(c["accepted_tokens_per_pos"][i] for c in counters) for i in range(K)]
     assert sum(survey.accepted) == sum(c["accepted_tokens"][0] for c in counters) > 0
-    assert [r["all_tokens"] for r in rounds] == [SETTINGS.max_new_tokens - 1] * len(rounds)
+    assert [r["all_tokens"] for r in rounds] == [NEW_TOKENS - 1] * len(rounds)
     # Each step that emits tokens is one row, and all but the last may be short of a draft.
     assert sum(r["all_rows"] for r in rounds) >= drafts
     write_profile(tuning.profile(), out)
@@ -118,10 +117,8 @@ def test_a_running_server(tuning: VllmTuning, result: WorkloadResult, tmp_path: 
         audit = CliRunner().invoke(app, ["audit", "server", url, "--prompts", "2", "--new-tokens", "16", "--json"])
         print(audit.stdout)
         assert audit.exit_code == 0, audit.output
-        request = TuneRequest(
-            workloads=("code",), settings=SETTINGS, backend="server", serving=ServingOptions(url=(url,))
-        )
-        servers = ServerTuning(request)
+        serves = ServingOptions(url=(url,))
+        servers = ServerTuning(TuneConfig(**SETTINGS, workloads=("code",), backend="server", serving=serves))
         assert list(servers.servers) == [K]
         (study,) = servers.studies
         study.run()
