@@ -49,7 +49,7 @@ class MeasurementSettings(Settings):
     @classmethod
     def _share(cls, value: float | None) -> float | None:
         if value is not None and not 0 < value <= 1:
-            raise ValueError(f"top_p must lie above 0 and up to 1, not {value}")
+            raise ValueError(f"must lie above 0 and up to 1, not {value}")
         return value
 
 

@@ -107,7 +107,7 @@ def _said(error: ErrorDetails, kind: type) -> str:
             return f"{place} is {value!r}: {hint}"
         case "value_error":
             text = str(error["ctx"]["error"])
-            return f"{place} {text}" if text.startswith((EMPTY, "must be")) else _placed(error["loc"], text)
+            return f"{place} {text}" if text.startswith((EMPTY, "must ")) else _placed(error["loc"], text)
         case other if other in KINDS:
             return f"{place} must be {KINDS[other]}, not {shown(value)}"
     return _placed(error["loc"], error["msg"])

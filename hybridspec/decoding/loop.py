@@ -71,10 +71,14 @@ def decode(
         statistics: filled while tokens are taken.
 
     Raises:
-        InputError: empty prompt, or ``k`` without a draft.
+        InputError: empty prompt, ``k`` without a draft, or an argument of another type.
         ContextLengthError: prompt, output or block beyond the context.
     """
     length = FixedLength(k) if isinstance(k, int) else k
+    if not isinstance(length, DraftLength):
+        raise InputError(f"k must be a whole number or a draft-length rule, not {k!r}")
+    if not isinstance(verifier, Verifier):
+        raise InputError(f"verifier must be a Verifier of hybridspec.decoding.verifier, not {verifier!r}")
     options = DecodeOptions(length, max_new_tokens, sampling, verification, verifier, generator, stop_tokens)
     prompt = flat_ids(prompt)
     check_length(target, prompt, max_new_tokens, length.demanded)
