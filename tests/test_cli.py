@@ -10,7 +10,7 @@ import torch
 
 from hybridspec.cli import app as cli
 from hybridspec.embedded import TARGET
-from hybridspec.tuning.profile_file import read_profile
+from hybridspec.tuning.profile import Profile
 from tests.checkpoints import write_checkpoint
 
 
@@ -32,7 +32,7 @@ def test_tune_writes_a_profile_and_resumes(capsys: pytest.CaptureFixture, tmp_pa
     status, out, _ = run(capsys, *arguments, "--json")
     assert status == 0
     profile = json.loads(out)
-    assert profile == read_profile(tmp_path).to_dict()
+    assert profile == Profile.load(tmp_path).to_dict()
     workload = profile["workloads"]["json"]
     assert workload["complete"] and workload["stopped"]
     assert workload["chosen"]["draft"] in ("", "prompt-lookup")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridspec.tuning.configuration import Configuration
-from hybridspec.tuning.profile_file import read_profile
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.reporting.page import report_page
 from hybridspec.tuning.reporting.terminal import concurrency_tables, profile_table
 from hybridspec.tuning.reporting.words import prompts_behind, short_names, shorten
@@ -123,7 +123,7 @@ def test_report_writes_beside_the_profile(capsys: pytest.CaptureFixture, tmp_pat
 def test_report_json_and_html_alone(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     folder = saved(tmp_path / "tuned", profile({"json": workload()})).parent
     status, out, _ = run(capsys, "report", str(folder), "--json")
-    assert status == 0 and json.loads(out) == read_profile(folder).to_dict()
+    assert status == 0 and json.loads(out) == Profile.load(folder).to_dict()
     status, _, _ = run(capsys, "report", str(folder), "--html", str(tmp_path / "pages" / "x.html"))
     assert status == 0 and [p.name for p in (tmp_path / "pages").iterdir()] == ["x.html"]
     assert [p.name for p in folder.iterdir()] == ["profile.json"]

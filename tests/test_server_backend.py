@@ -13,7 +13,7 @@ from hybridspec.engines.server_metrics import ServerCounters
 from hybridspec.errors import InputError
 from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.config import ServingOptions, TuneConfig
-from hybridspec.tuning.profile_file import read_profile, write_profile
+from hybridspec.tuning.profile import Profile
 from tests.fake_server import FakeServer, serving
 
 Serve = Callable[..., FakeServer]
@@ -43,8 +43,8 @@ def tune(*servers: FakeServer, concurrency: tuple[int, ...] = (1,), workload: st
 
 def test_one_server_tells_what_its_k_gives_and_what_others_may_cost(serve: Serve, tmp_path: Path) -> None:
     profile = tune(serve(3, 0.02), concurrency=(1, 4))
-    write_profile(profile, tmp_path)
-    row = read_profile(tmp_path)["workloads"]["code"]
+    profile.save(tmp_path)
+    row = Profile.load(tmp_path)["workloads"]["code"]
     assert row["chosen"] is None and row["speedup"] is None
     for requests in (1, 4):
         entry = row["by_concurrency"][str(requests)]
@@ -75,8 +75,8 @@ def test_a_second_server_without_speculation_tells_the_speed_up_and_the_best_k(s
 
 def test_speculation_that_pays_is_chosen(serve: Serve, tmp_path: Path) -> None:
     profile = tune(serve(3, 0.013), serve(0, 0.010))
-    write_profile(profile, tmp_path)
-    row = read_profile(tmp_path)["workloads"]["code"]
+    profile.save(tmp_path)
+    row = Profile.load(tmp_path)["workloads"]["code"]
     assert row["chosen"]["label"] == "served K=3" and row["best_k"] == 3
     assert row["speedup"] == pytest.approx(TAU[3] / 1.3, rel=0.01)
     assert row["speedup_interval_90"] == row["by_concurrency"]["1"]["interval_90"]

@@ -17,8 +17,8 @@ from hybridspec.tuning.backends.base import Sample
 from hybridspec.tuning.backends.torch_backend import TorchBackend
 from hybridspec.tuning.config import StudySettings
 from hybridspec.tuning.configuration import PLAIN, Bench, Configuration
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.profile_building import build_profile
-from hybridspec.tuning.profile_file import read_profile, write_profile
 from hybridspec.tuning.storage import open_storage
 from hybridspec.tuning.study import WorkloadStudy, search_space
 from hybridspec.tuning.timed_decoding import check_tie
@@ -117,16 +117,16 @@ def test_profile_round_trip_and_merge(target: TargetRunner, tmp_path: Path) -> N
     result = make_study(target, tmp_path).run()
     drafts = {"self": SameArchitectureDraft(target)}
     profile = build_profile(target, drafts, SETTINGS, [result], threads=1)
-    write_profile(profile, tmp_path)
-    assert read_profile(tmp_path).to_dict() == json.loads(json.dumps(profile.to_dict()))
-    row = read_profile(tmp_path)["workloads"]["tiny"]
+    profile.save(tmp_path)
+    assert Profile.load(tmp_path).to_dict() == json.loads(json.dumps(profile.to_dict()))
+    row = Profile.load(tmp_path)["workloads"]["tiny"]
     assert row["acceptance"]["self"]["by_position"] == [1.0, 1.0, 1.0]
     # Another workload joins, an unfinished repetition of a finished one changes nothing.
     other = dataclasses.replace(result, name="other")
-    write_profile(build_profile(target, drafts, SETTINGS, [other], threads=1), tmp_path)
+    build_profile(target, drafts, SETTINGS, [other], threads=1).save(tmp_path)
     empty = dataclasses.replace(result, samples={}, measurements={}, pruned=(), stopped=None)
-    write_profile(build_profile(target, drafts, SETTINGS, [empty], threads=1), tmp_path)
-    merged = read_profile(tmp_path)["workloads"]
+    build_profile(target, drafts, SETTINGS, [empty], threads=1).save(tmp_path)
+    merged = Profile.load(tmp_path)["workloads"]
     assert set(merged) == {"tiny", "other"}
     assert merged["tiny"] == row
 
@@ -149,15 +149,15 @@ def test_a_profile_that_does_not_fit_the_schema_is_named(
     change(profile)
     (tmp_path / "profile.json").write_text(json.dumps(profile))
     with pytest.raises(InputError, match=message):
-        read_profile(tmp_path)
+        Profile.load(tmp_path)
 
 
 def test_a_broken_or_missing_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"profile\.json: cannot be read"):
-        read_profile(tmp_path)
+        Profile.load(tmp_path)
     (tmp_path / "profile.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):
-        read_profile(tmp_path)
+        Profile.load(tmp_path)
 
 
 def test_a_broken_study_file_is_named(tmp_path: Path) -> None:

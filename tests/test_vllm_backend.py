@@ -21,7 +21,7 @@ from hybridspec.tuning.backends.request_loads import Load, Pooled, Round
 from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config import ServingOptions, StudySettings, TuneConfig
 from hybridspec.tuning.configuration import PLAIN, Configuration
-from hybridspec.tuning.profile_file import read_profile, write_profile
+from hybridspec.tuning.profile import Profile
 from tests.fake_vllm import install, started
 
 DRAFT = "same-architecture:draft-2-layers"
@@ -66,8 +66,8 @@ def test_best_k_of_each_concurrency_is_found_and_confirmed(python: str, tmp_path
     for study in tuning.studies:
         study.run()
     profile = tuning.profile()
-    write_profile(profile, tmp_path / "out")
-    row = read_profile(tmp_path / "out")["workloads"]["code"]
+    profile.save(tmp_path / "out")
+    row = Profile.load(tmp_path / "out")["workloads"]["code"]
     table = row["by_concurrency"]
     assert {int(n): entry["k"] for n, entry in table.items()} == BEST
     for n in ("1", "2"):

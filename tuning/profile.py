@@ -17,6 +17,7 @@ from hybridspec.tuning.profile_records import (
     SettingsRecord,
     WorkloadProfile,
 )
+from hybridspec.whole_file import write_whole
 
 SCHEMA = 2
 FILE = "profile.json"
@@ -88,10 +89,10 @@ class Profile(ProfileRecord):
         for name, workload in whole.workloads.items():
             snippet = out / f"speculative-config-{name}.json"
             if workload.vllm and "speculative_config" in workload.vllm:
-                _replace(snippet, json.dumps(workload.vllm.speculative_config) + "\n")
+                write_whole(snippet, json.dumps(workload.vllm.speculative_config) + "\n")
             else:
                 snippet.unlink(missing_ok=True)
-        _replace(path, json.dumps(whole.to_dict(), indent=2) + "\n")
+        write_whole(path, json.dumps(whole.to_dict(), indent=2) + "\n")
         return path
 
     def joined_with(self, earlier: "Profile | None") -> "Profile":
@@ -121,9 +122,3 @@ def _said(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{'.'.join(map(str, place)) or 'the profile'}: {last!r} is a required property"
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']}, not {error['input']!r}"
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridspec.drafts.distillation.documents import read_documents
 from hybridspec.drafts.distillation.window_sampler import WindowSampler
 from hybridspec.errors import InputError
+from hybridspec.whole_file import write_whole
 
 #: One document in forty is held out, by a hash of its text; of a file with fewer documents, the end of each.
 HELD_OUT_ONE_IN = 40
@@ -173,7 +174,5 @@ def prepare(
         progress("writing token files", number / len(ids))
         np.array(part, dtype=dtype).tofile(folder / f"{name}.bin")
     tokens = {name: len(part) for name, part in ids.items()}
-    partial = record.with_suffix(".partial")
-    partial.write_text(json.dumps({"known": known, "tokens": tokens, "texts": texts}), encoding="utf-8")
-    partial.replace(record)
+    write_whole(record, json.dumps({"known": known, "tokens": tokens, "texts": texts}))
     return Corpus(folder, tokens, texts, dtype)

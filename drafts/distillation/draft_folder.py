@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybridspec.errors import InputError
+from hybridspec.whole_file import write_whole
 
 
 @dataclass
@@ -86,10 +87,7 @@ class DraftFolder:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Replaces the file in one move, so that an interrupt never leaves half of one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps(content, indent=2) + "\n")
 
 
 def _short(value: object) -> str:

@@ -22,7 +22,7 @@ from hybridspec.tuning.backends.server_run import ServerTuning
 from hybridspec.tuning.backends.vllm_run import VllmTuning
 from hybridspec.tuning.config import ServingOptions, TuneConfig
 from hybridspec.tuning.configuration import Configuration
-from hybridspec.tuning.profile_file import read_profile, write_profile
+from hybridspec.tuning.profile import Profile
 from hybridspec.tuning.study import WorkloadResult
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -65,8 +65,8 @@ def test_acceptance_of_an_offline_engine_is_that_of_its_counters(tuning: VllmTun
     assert [r["all_tokens"] for r in rounds] == [NEW_TOKENS - 1] * len(rounds)
     # Each step that emits tokens is one row, and all but the last may be short of a draft.
     assert sum(r["all_rows"] for r in rounds) >= drafts
-    write_profile(tuning.profile(), out)
-    row = read_profile(out)["workloads"]["code"]["by_concurrency"]["1"]
+    tuning.profile().save(out)
+    row = Profile.load(out)["workloads"]["code"]["by_concurrency"]["1"]
     print(json.dumps(row.to_dict(), indent=1))
     assert row["acceptance"]["by_position"] == [n / drafts for n in survey.accepted]
 
@@ -123,8 +123,8 @@ def test_a_running_server(tuning: VllmTuning, result: WorkloadResult, tmp_path: 
         (study,) = servers.studies
         study.run()
         profile = servers.profile()
-    write_profile(profile, tmp_path / "out")
-    entry = read_profile(tmp_path / "out")["workloads"]["code"]["by_concurrency"]["1"]
+    profile.save(tmp_path / "out")
+    entry = Profile.load(tmp_path / "out")["workloads"]["code"]["by_concurrency"]["1"]
     print(json.dumps(entry.to_dict(), indent=1))
     (measured,) = entry["measured"]
     assert measured["k"] == K and "warnings" not in entry

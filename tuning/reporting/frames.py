@@ -16,7 +16,7 @@ def configurations_frame(profile: Profile) -> "pandas.DataFrame":
     """One row for every configuration that was predicted or measured.
 
     Args:
-        profile: as :func:`~hybridspec.tuning.profile_file.read_profile` or ``Tuning.profile`` returns it.
+        profile: as :meth:`~hybridspec.tuning.profile.Profile.load` or ``Tuning.profile`` returns it.
 
     Returns:
         ``workload``, the configuration's fields, ``predicted`` (speed-up by the cost model), ``speedup`` (measured)

@@ -10,6 +10,7 @@ from hybridspec.tuning.reporting.costs import cost_figure
 from hybridspec.tuning.reporting.figures import rendered
 from hybridspec.tuning.reporting.page import against_page, report_page
 from hybridspec.tuning.reporting.speedup import speedup_figure
+from hybridspec.whole_file import write_whole
 
 PAGE = "report.html"
 PLOTS = {"acceptance.png": acceptance_figure, "speedup.png": speedup_figure, "costs.png": cost_figure}
@@ -20,7 +21,7 @@ def write_report(profile: Profile, out: Path) -> list[Path]:
     missing; a profile without workloads has no plots. Returns what was written.
 
     Args:
-        profile: as :func:`~hybridspec.tuning.profile.read_profile` returns it.
+        profile: as :meth:`~hybridspec.tuning.profile.Profile.load` returns it.
     """
     written = [write(out / name, rendered(draw(profile), "png")) for name, draw in PLOTS.items() if profile.workloads]
     return [*written, write_page(profile, out / PAGE)]
@@ -46,12 +47,6 @@ def write_against_page(first: dict, second: dict, names: tuple[str, str], path: 
 
 
 def write(path: Path, content: bytes) -> Path:
-    """In one piece: an interrupt leaves the old file or the new one."""
+    """In one piece, in a folder that need not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return path
+    return write_whole(path, content)
